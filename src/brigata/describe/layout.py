@@ -1,0 +1,40 @@
+"""How the work is spread over ranks: degrees and methods."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from brigata.describe.order import parse_order
+from brigata.describe.section import Section
+
+
+class Layout(Section):
+    """Degrees of parallelism and the methods that go with them. ``ranks = tp * cp * pp * dp``."""
+
+    tp: int = Field(default=1, gt=0)
+    """Tensor parallelism with sequence parallelism (TPSP): weights and residual stream cut over tp ranks."""
+    cp: int = Field(default=1, gt=0)
+    """Context parallelism."""
+    pp: int = Field(default=1, gt=0)
+    """Pipeline stages."""
+    ep: int = Field(default=1, gt=0)
+    """Expert parallelism; folds into dp * cp."""
+    dp: int | None = Field(default=None, gt=0)
+    """Data parallelism. Default: what ``cluster.devices`` leaves, else 1."""
+    zero: Literal[2, 3] = 2
+    """What dp ranks share out: 2 gradients and optimizer state, 3 the parameters as well."""
+    overlap: str = "direct"
+    """Order of the tensor-parallel operators: ``direct``, ``ring``, ``sliced:4``, ``blocking_p2p`` or
+    ``blocking``; ``direct:2`` and ``ring:2`` cut each chunk into 2 sub-chunks."""
+    keep_gathered: bool = True
+    """Keep the gathered input of a column-parallel product for its weight gradient. ``false`` saves
+    tokens * hidden * (tp - 1) / tp elements a unit and gathers once more in the backward pass."""
+
+    @field_validator("overlap")
+    @classmethod
+    def _known_order(cls, text: str) -> str:
+        try:
+            parse_order(text)
+        except ValueError as error:
+            raise ValueError(f"layout.overlap = {text!r} {error}") from None
+        return text

@@ -1,0 +1,97 @@
+"""What a job asks for that cannot be done: checks across sections, before any process starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brigata.describe.errors import divisors, one_of
+
+if TYPE_CHECKING:
+    from brigata.describe.job import Job
+
+
+def find_refusals(job: Job) -> list[str]:
+    """All reasons why ``job`` cannot run, one sentence each; empty when it can."""
+    return [*_not_there_yet(job), *_model(job), *_ranks(job), *_batch(job), *_train(job)]
+
+
+def _not_there_yet(job: Job) -> Iterator[str]:
+    for name, what in (("cp", "context"), ("pp", "pipeline"), ("ep", "expert")):
+        degree = getattr(job.layout, name)
+        if degree != 1:
+            yield f"layout.{name} = {degree}: {what} parallelism does not run yet; use 1"
+
+
+def _model(job: Job) -> Iterator[str]:
+    model, tp = job.model, job.layout.tp
+    if model.heads % model.kv_heads:
+        yield (
+            f"model.kv_heads = {model.kv_heads} does not divide model.heads = {model.heads}; "
+            f"use {one_of(divisors(model.heads))}"
+        )
+        return
+    sizes = {"model.heads": model.heads, "model.kv_heads": model.kv_heads, "model.ffn": model.ffn}
+    sizes["model.vocab"] = model.vocab
+    good = divisors(math.gcd(*sizes.values()))
+    for setting, size in sizes.items():
+        if size % tp:
+            yield f"layout.tp = {tp} does not divide {setting} = {size}; use {one_of(good)}"
+    if model.vocab < 256:
+        yield f"model.vocab = {model.vocab} cannot hold the 256 tokens of the byte tokenizer; use 256 or more"
+
+
+def _ranks(job: Job) -> Iterator[str]:
+    devices = job.cluster.devices
+    if devices is None or devices == job.ranks:
+        return
+    without_dp = job.ranks // job.dp
+    if devices % without_dp:
+        yield (
+            f"cluster.devices = {devices} is no multiple of tp * cp * pp = {without_dp}; "
+            f"use {one_of((without_dp, 2 * without_dp, 4 * without_dp))}"
+        )
+    else:
+        yield (
+            f"cluster.devices = {devices} but the layout needs {job.ranks} ranks "
+            f"(tp * cp * pp * dp); use layout.dp = {devices // without_dp} or cluster.devices = {job.ranks}"
+        )
+
+
+def _batch(job: Job) -> Iterator[str]:
+    batch, dp = job.workload.global_batch, job.dp
+    if batch % dp:
+        nearest = batch // dp * dp or dp
+        yield f"workload.global_batch = {batch} is no multiple of layout.dp = {dp}; use {nearest}"
+        return
+    share = batch // dp
+    if share % job.micro_batch:
+        yield (
+            f"workload.micro_batch = {job.micro_batch} does not divide the {share} sequences of a "
+            f"data-parallel rank (global_batch / dp); use {one_of(divisors(share))}"
+        )
+    tokens = job.micro_batch * job.workload.seq_len
+    if tokens < job.layout.tp:
+        yield (
+            f"layout.tp = {job.layout.tp} is more than the {tokens} tokens of a micro-batch; "
+            f"use workload.seq_len = {job.layout.tp} or more"
+        )
+
+
+def _train(job: Job) -> Iterator[str]:
+    data = job.train.data
+    for name in [data] if isinstance(data, str) else data or []:
+        path = Path(name)
+        if not path.exists():
+            yield f"train.data = {name!r} is not there; name an existing folder or text file"
+        elif path.is_dir() and not any(file.is_file() for file in path.rglob("*")):
+            yield f"train.data = {name!r} holds no file; name a folder with text files"
+        elif path.is_file() and path.stat().st_size == 0:
+            yield f"train.data = {name!r} is empty; name a text file with some text"
+    if data == []:
+        yield "train.data = [] names no file; leave it out for the standard library's sources"
+    steps = job.train.steps
+    if job.warmup > steps:
+        yield f"train.warmup = {job.warmup} is more than train.steps = {steps}; use {steps // 10}"
