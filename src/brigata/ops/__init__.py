@@ -1,0 +1,1 @@
+"""Single-process mathematics of the networks' units."""

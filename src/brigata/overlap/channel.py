@@ -1,0 +1,68 @@
+"""One rank's end of a group: posts messages, owns the evidence, and knows the order its operators use."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from brigata.describe.order import Order
+from brigata.overlap.evidence import Evidence
+from brigata.overlap.plan import Plan, bind
+from brigata.schedule.build import build_program, build_schedule
+from brigata.schedule.checker import check
+from brigata.schedule.chunks import Chunks
+from brigata.schedule.steps import Step
+
+
+class Channel:
+    """What every operator of one process group shares. Nothing of it is global.
+
+    Args:
+        group: the ranks that work together.
+        device: where the operators' tensors are.
+        order: how the operators interleave products and messages.
+        before_step: called ahead of every step; tests inject delays here.
+        proven: check each new schedule for all ranks before it first runs (slow; for debugging).
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        order: Order,
+        before_step: Callable[[Step], None] | None = None,
+        proven: bool = False,
+    ) -> None:
+        self.group = group
+        self.device = device
+        self.order = order
+        self.before_step = before_step
+        self.proven = proven
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.evidence = Evidence()
+        self._plans: dict[tuple[str, Chunks], Plan] = {}
+
+    def chunks(self, rows: Sequence[int]) -> Chunks:
+        """The cut of tokens of which rank r owns ``rows[r]``, in as many sub-chunks as the order has."""
+        assert len(rows) == self.size, f"{len(rows)} chunk sizes for a group of {self.size}"
+        return Chunks(tuple(rows), self.order.parts)
+
+    def plan(self, operator: str, chunks: Chunks) -> Plan:
+        """This rank's program for ``operator``, with its work buffers laid out; built once for each cut."""
+        key = (operator, chunks)
+        if key not in self._plans:
+            if self.proven:
+                check(build_schedule(operator, self.order, chunks))
+            self._plans[key] = bind(build_program(operator, self.order, chunks, self.rank), chunks)
+        return self._plans[key]
+
+    def post(self, messages: Sequence[tuple[bool, Tensor, int]]) -> list[dist.Work]:
+        """Start (outgoing, buffer, peer) messages together; one handle a message, maybe the same for all."""
+        operations = [
+            dist.P2POp(dist.isend if outgoing else dist.irecv, buffer, group=self.group, group_peer=peer)
+            for outgoing, buffer, peer in messages
+        ]
+        works = dist.batch_isend_irecv(operations)
+        return works if len(works) == len(messages) else [works[0]] * len(messages)

@@ -1,0 +1,95 @@
+"""Builds a job's model under its layout: cut on the meta device, then filled share by share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from brigata.describe.job import Job
+from brigata.describe.layout import Layout
+from brigata.describe.order import parse_order
+from brigata.model.decoder import Decoder, build_decoder
+from brigata.model.initial import initial_value
+from brigata.overlap.channel import Channel
+from brigata.overlap.evidence import Evidence
+from brigata.parallel.data import apply_data_parallel
+from brigata.parallel.sharding import fill_parameter
+from brigata.parallel.tensor import apply_tensor_parallel
+from brigata.schedule.steps import Step
+
+PRECISIONS = {
+    "fp64": (torch.float64, torch.float64),
+    "fp32": (torch.float32, torch.float32),
+    "bf16": (torch.float32, torch.bfloat16),
+}
+"""Precision -> (dtype of parameters and optimizer, dtype of the products)."""
+
+
+@dataclass
+class ParallelModel:
+    """A model under a layout.
+
+    ``channel`` is the tp group's, None without tensor parallelism; ``data_evidence`` counts what data
+    parallelism exposes.
+    """
+
+    module: Decoder
+    mesh: DeviceMesh | None
+    channel: Channel | None
+    data_evidence: Evidence = field(default_factory=Evidence)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters, tied ones once."""
+        return list(self.module.parameters())
+
+
+def parallelize(
+    model: Decoder,
+    layout: Layout,
+    mesh: DeviceMesh | None,
+    before_step: Callable[[Step], None] | None = None,
+    proven: bool = False,
+) -> ParallelModel:
+    """Apply ``layout`` to ``model``, whole or still on the meta device, in place.
+
+    Args:
+        model: every rank passes the same one.
+        layout: degrees and methods.
+        mesh: with the axes dp and tp; None for a single process.
+        before_step: called ahead of every schedule step (tests inject delays).
+        proven: check every schedule before it first runs.
+    """
+    parallel = ParallelModel(model, mesh, None)
+    if mesh is None:
+        return parallel
+    device = torch.device(mesh.device_type)
+    if mesh["tp"].size() > 1:
+        order = parse_order(layout.overlap)
+        parallel.channel = Channel(mesh["tp"].get_group(), device, order, before_step, proven)
+        apply_tensor_parallel(model, mesh["tp"], parallel.channel, layout.keep_gathered)
+    if mesh["dp"].size() > 1:
+        apply_data_parallel(model, mesh["dp"], layout.zero, model.dtype, parallel.data_evidence)
+    return parallel
+
+
+def build_model(
+    job: Job,
+    mesh: DeviceMesh | None,
+    before_step: Callable[[Step], None] | None = None,
+    proven: bool = False,
+) -> ParallelModel:
+    """The job's model with its initial values, of which each rank makes only its share."""
+    master, dtype = PRECISIONS[job.train.precision]
+    model = build_decoder(job.model, dtype).to(master)
+    parallel = parallelize(model, job.layout, mesh, before_step, proven)
+    device = "cpu" if mesh is None else mesh.device_type
+    model.to_empty(device=device)
+    if job.model.tie_embeddings:
+        model.head_loss.weight = model.embed.weight
+    for name, parameter in model.named_parameters():
+        whole = initial_value(name, parameter.shape, len(job.model.pattern), job.train.seed, master)
+        fill_parameter(parameter, whole)
+    return parallel
