@@ -47,7 +47,9 @@ def train_steps(job: Job, delays: bool = False, steps: int = 3) -> dict[str, Any
     dp = mesh["dp"].get_local_rank()
     result: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(steps):
-        tokens = np.random.default_rng(step).integers(0, 256, (job.workload.global_batch, job.workload.seq_len + 1))
+        tokens = np.random.default_rng(step).integers(
+            0, 256, (job.workload.global_batch, job.workload.seq_len + 1)
+        )
         share = tokens[dp * len(tokens) // job.dp : (dp + 1) * len(tokens) // job.dp]
         loss = torch.zeros((), dtype=torch.float64)
         for i in range(0, len(share), job.micro_batch):
@@ -60,11 +62,10 @@ def train_steps(job: Job, delays: bool = False, steps: int = 3) -> dict[str, Any
             sum_replicated_gradients(model.parameters, model.channel)
         if step == 0:
             result["gradients"] = {n: _whole(p.grad) for n, p in model.module.named_parameters()}
-        result["norms"].append(clip_gradients(model.parameters, job.train.clip))
+        result["norms"].append(clip_gradients(model.parameters, job.train.clip, model.evidence))
         result["losses"].append(loss)
         optimizer.step()
         optimizer.zero_grad()
     result["parameters"] = {n: _whole(p) for n, p in model.module.named_parameters()}
-    if model.channel is not None:
-        result["evidence"] = model.channel.evidence.take()
+    result["evidence"] = model.evidence.take()
     return result

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from equivalence import job, train_steps
 from pool import Pool
 

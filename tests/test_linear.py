@@ -29,7 +29,8 @@ def _channel(order: str, delays: bool = False) -> Channel:
 
     group = dist.group.WORLD
     assert group is not None
-    return Channel(group, torch.device("cpu"), parse_order(order), pause if delays else None, proven=True)
+    before_step = pause if delays else None
+    return Channel(group, torch.device("cpu"), parse_order(order), before_step=before_step, proven=True)
 
 
 def _whole(seed: int, *shape: int) -> torch.Tensor:

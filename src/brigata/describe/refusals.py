@@ -72,12 +72,10 @@ def _batch(job: Job) -> Iterator[str]:
             f"workload.micro_batch = {job.micro_batch} does not divide the {share} sequences of a "
             f"data-parallel rank (global_batch / dp); use {one_of(divisors(share))}"
         )
-    tokens = job.micro_batch * job.workload.seq_len
-    if tokens < job.layout.tp:
-        yield (
-            f"layout.tp = {job.layout.tp} is more than the {tokens} tokens of a micro-batch; "
-            f"use workload.seq_len = {job.layout.tp} or more"
-        )
+    seq_len, tp = job.workload.seq_len, job.layout.tp
+    if seq_len % tp:
+        more = -(-seq_len // tp) * tp
+        yield f"layout.tp = {tp} does not divide workload.seq_len = {seq_len}; use {more} tokens"
 
 
 def _train(job: Job) -> Iterator[str]:

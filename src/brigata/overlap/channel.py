@@ -22,6 +22,7 @@ class Channel:
         group: the ranks that work together.
         device: where the operators' tensors are.
         order: how the operators interleave products and messages.
+        evidence: where the operators count what they did; default: a new one.
         before_step: called ahead of every step; tests inject delays here.
         proven: check each new schedule for all ranks before it first runs (slow; for debugging).
     """
@@ -31,6 +32,7 @@ class Channel:
         group: dist.ProcessGroup,
         device: torch.device,
         order: Order,
+        evidence: Evidence | None = None,
         before_step: Callable[[Step], None] | None = None,
         proven: bool = False,
     ) -> None:
@@ -41,7 +43,7 @@ class Channel:
         self.proven = proven
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self.evidence = Evidence()
+        self.evidence = Evidence() if evidence is None else evidence
         self._plans: dict[tuple[str, Chunks], Plan] = {}
 
     def chunks(self, rows: Sequence[int]) -> Chunks:

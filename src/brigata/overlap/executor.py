@@ -92,7 +92,7 @@ def _post(channel: Channel, operator: str, action: Action, memory: Memory) -> di
 
 
 def _add(tensors: list[Tensor]) -> None:
-    """Sum all but the last from left to right into the last, in fp32 or better; the last may be a source too."""
+    """Sum all but the last into the last, from left to right, in fp32 or better; it may be a source too."""
     *sources, target = tensors
     wide = accumulation_dtype(target.dtype)
     *early, last = (source.to(wide) for source in sources)

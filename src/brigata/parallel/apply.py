@@ -38,7 +38,7 @@ class ParallelModel:
     module: Decoder
     mesh: DeviceMesh | None
     channel: Channel | None
-    data_evidence: Evidence = field(default_factory=Evidence)
+    evidence: Evidence = field(default_factory=Evidence)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -68,10 +68,11 @@ def parallelize(
     device = torch.device(mesh.device_type)
     if mesh["tp"].size() > 1:
         order = parse_order(layout.overlap)
-        parallel.channel = Channel(mesh["tp"].get_group(), device, order, before_step, proven)
+        group = mesh["tp"].get_group()
+        parallel.channel = Channel(group, device, order, parallel.evidence, before_step, proven)
         apply_tensor_parallel(model, mesh["tp"], parallel.channel, layout.keep_gathered)
     if mesh["dp"].size() > 1:
-        apply_data_parallel(model, mesh["dp"], layout.zero, model.dtype, parallel.data_evidence)
+        apply_data_parallel(model, mesh["dp"], layout.zero, model.dtype, parallel.evidence)
     return parallel
 
 

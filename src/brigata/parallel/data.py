@@ -70,7 +70,7 @@ def apply_data_parallel(
     for module in [*model.units, model]:
         fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
         assert isinstance(module, FSDPModule)
-        # Losses are sums over tokens, scaled for the whole batch: gradients are summed over ranks, not averaged.
+        # A loss is a sum over tokens, scaled for the whole batch: gradients are summed, not averaged.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         module.set_custom_all_gather(gather)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from brigata.overlap.channel import Channel
+from brigata.overlap.evidence import Evidence
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ def _replicas(parameter: Tensor) -> int:
     return copies
 
 
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+def gradient_norm(parameters: Sequence[nn.Parameter], evidence: Evidence) -> Tensor:
     """The global 2-norm of all gradients, the same on every rank and (to rounding) in every layout.
 
     Each rank adds the squares of what it holds, divided by the number of ranks that hold the same; one
@@ -61,13 +62,15 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     copies = torch.tensor([_replicas(p) for p in held], dtype=norms.dtype, device=norms.device)
     total = (norms.square() / copies).sum()
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(total)
+        evidence.operators["gradient_norm"].calls += 1
+        with evidence.waiting("gradient_norm", "tail", total.device):
+            dist.all_reduce(total)
     return total.sqrt()
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float, evidence: Evidence) -> Tensor:
     """Scale all gradients so that their global norm is at most ``limit``; returns the norm before."""
-    norm = gradient_norm(parameters)
+    norm = gradient_norm(parameters, evidence)
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([_local(p.grad) for p in parameters if p.grad is not None], scale)
     return norm

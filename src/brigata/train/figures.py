@@ -50,7 +50,9 @@ def loss_figure(steps: list[dict[str, Any]], held_out: float | None, trigram: fl
             showarrow=False,
             font={"color": colour, "size": 13},
         )
-    figure.update_xaxes(title={"text": "step", "standoff": 6})
+    figure.update_xaxes(
+        title={"text": "step", "standoff": 6, "font": {"size": 13}}, dtick=1 if len(y) <= 10 else None
+    )
     figure.update_layout(margin={"b": 52})
     return _html(figure, "loss")
 
@@ -62,6 +64,7 @@ def line_figure(steps: list[dict[str, Any]], key: str) -> str:
     figure.add_scatter(
         x=[step["step"] for step in steps], y=y, line={"color": ACCENT, "width": 1.6}, mode=_mode(y), name=key
     )
+    figure.update_xaxes(dtick=1 if len(y) <= 10 else None)
     figure.update_yaxes(rangemode="tozero")
     return _html(figure, key.replace("_", "-"))
 
@@ -116,7 +119,7 @@ def _figure(height: int, right: int) -> Any:
         hoverlabel={"bgcolor": "white", "bordercolor": RULE, "font": {"color": INK}},
     )
     figure.update_xaxes(showgrid=False, zeroline=False, linecolor=RULE, ticks="outside", tickcolor=RULE)
-    figure.update_yaxes(gridcolor=RULE, zeroline=False, ticksuffix=" ")
+    figure.update_yaxes(gridcolor=RULE, zeroline=False, ticksuffix=" ", exponentformat="e")
     return figure
 
 

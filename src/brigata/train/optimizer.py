@@ -25,4 +25,6 @@ def learning_rate(job: Job, step: int) -> float:
     if step < warmup:
         return train.lr * (step + 1) / warmup
     progress = (step - warmup) / max(train.steps - 1 - warmup, 1)
-    return train.lr * (train.min_lr_ratio + (1 - train.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+    return train.lr * (
+        train.min_lr_ratio + (1 - train.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+    )

@@ -31,7 +31,7 @@ p { margin: 0; color: var(--muted); }
 section { padding: 18px 22px 16px; margin-bottom: 16px; min-width: 0; }
 section > p { font-size: 13px; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; }
-.text { display: grid; grid-template-columns: minmax(0, 1fr) 330px; gap: 16px; align-items: start; }
+.text { display: grid; grid-template-columns: minmax(0, 1fr) 330px; gap: 16px; }
 pre { margin: 12px 0 2px; padding: 14px 16px; background: #f8f9fb; border: 1px solid var(--rule);
   border-radius: 8px; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 460px; overflow-y: auto;
   font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }

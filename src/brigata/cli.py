@@ -1,0 +1,132 @@
+"""The commands: one thin function each. Heavy imports happen inside, so that help and checks are instant."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from brigata.describe.errors import JobError
+from brigata.describe.job import Job, load_job
+from brigata.describe.parameters import count_parameters
+from brigata.describe.template import job_schema, job_template
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Plans, simulates and runs hybrid-parallel training of language models so that no device waits for "
+    "the network. One job file serves every command.\n\nBegin with `brigata init job.toml`, then "
+    "`brigata train job.toml`.",
+)
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+app.add_typer(bench_app, name="bench")
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; may be given many times."),
+]
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(metavar="JOB.toml")] = Path("job.toml")) -> None:
+    """Write a commented job and, beside it, the schema by which editors complete and check it.
+
+    Example: `brigata init my-model.toml`
+    """
+    schema = path.with_name("job.schema.json")
+    if path.exists():
+        raise JobError(f"{str(path)!r} exists already; name another file")
+    if not path.parent.is_dir():
+        raise JobError(f"the folder {str(path.parent)!r} is not there; make it first")
+    path.write_text(job_template(_name_from(path), schema.name), encoding="utf-8")
+    schema.write_text(job_schema(), encoding="utf-8")
+    Console().print(f"wrote {path} and {schema}; now: brigata train {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def check(job_file: JobFile, overrides: Overrides = None) -> None:
+    """Print what a job comes to, or every reason why it cannot run. Starts nothing.
+
+    Example: `brigata check job.toml --set layout.tp=4`
+    """
+    job = load_job(job_file, overrides or [])
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in _facts(job).items():
+        table.add_row(name, value)
+    Console().print(table, highlight=False)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of job files.
+
+    Example: `brigata schema > job.schema.json`
+    """
+    typer.echo(job_schema(), nl=False)
+
+
+@app.command()
+def train(
+    job_file: JobFile,
+    overrides: Overrides = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder of the run. Default: runs/NAME-TIME.")
+    ] = None,
+) -> None:
+    """Train a job's model on local ranks, or as one rank of the world that torchrun or Slurm made.
+
+    Leaves metrics.jsonl, summary.json and report.html in the run's folder.
+
+    Example: `brigata train jobs/demo.toml --set layout.tp=1 --set layout.dp=2`
+    """
+    job = load_job(job_file, overrides or [])
+    from brigata.train.launch import RankError, launch
+
+    try:
+        launch(job, out)
+    except RankError as failure:
+        _fail(str(failure), 1)
+
+
+def _facts(job: Job) -> dict[str, str]:
+    layout = f"tp {job.layout.tp} x dp {job.dp}"
+    parameters = count_parameters(job.model)
+    return {
+        "job": job.name,
+        "ranks": f"{job.ranks} ({layout})",
+        "parameters": f"{parameters:,}",
+        "a rank holds": f"about {parameters // job.layout.tp:,} of them while it computes",
+        "tokens a step": f"{job.tokens_per_step:,} ({job.accumulation} x {job.micro_batch} sequences a rank)",
+        "training": f"{job.train.steps} steps, {job.train.steps * job.tokens_per_step:,} tokens",
+        "precision": job.train.precision,
+        "overlap": job.layout.overlap if job.layout.tp > 1 else "none: one tp rank",
+    }
+
+
+def _name_from(path: Path) -> str:
+    name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in path.stem)
+    return name if name[:1].isalnum() else "job"
+
+
+def _fail(message: str, code: int) -> None:
+    Console(stderr=True).print(message, style="red", highlight=False, soft_wrap=True, markup=False)
+    raise SystemExit(code)
+
+
+def main() -> None:
+    """Run the command line: exit code 2 for a job or call that is refused, 1 for a rank that failed."""
+    try:
+        app()
+    except JobError as error:
+        _fail("\n".join(error.refusals), 2)
+    except KeyboardInterrupt:
+        _fail("stopped by the user; every rank was ended", 130)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
