@@ -21,7 +21,7 @@ CUTS = {
 }
 
 
-def _channel(order: str, delays: bool = False) -> Channel:
+def channel_for(order: str, delays: bool = False) -> Channel:
     generator = random.Random(dist.get_rank())
 
     def pause(step: Any) -> None:
@@ -33,7 +33,7 @@ def _channel(order: str, delays: bool = False) -> Channel:
     return Channel(group, torch.device("cpu"), parse_order(order), before_step=before_step, proven=True)
 
 
-def _whole(seed: int, *shape: int) -> torch.Tensor:
+def whole(seed: int, *shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
@@ -50,10 +50,10 @@ def _spans(rows: list[int]) -> list[slice]:
 
 def column(order: str, rows: list[int], keep: bool, delays: bool = False) -> list[torch.Tensor]:
     """Differences to one process, then this rank's output and gradients."""
-    channel = _channel(order, delays)
+    channel = channel_for(order, delays)
     n, me = channel.size, channel.rank
-    x_all, w1, w2 = _whole(1, sum(rows), 10), _whole(2, 4 * n, 10), _whole(3, 2 * n, 10)
-    dy1, dy2 = _whole(4, sum(rows), 4 * n), _whole(5, sum(rows), 2 * n)
+    x_all, w1, w2 = whole(1, sum(rows), 10), whole(2, 4 * n, 10), whole(3, 2 * n, 10)
+    dy1, dy2 = whole(4, sum(rows), 4 * n), whole(5, sum(rows), 2 * n)
     for tensor in (x_all, w1, w2):
         tensor.requires_grad_()
     torch.autograd.backward([x_all @ w1.T, x_all @ w2.T], [dy1, dy2])
@@ -70,10 +70,10 @@ def column(order: str, rows: list[int], keep: bool, delays: bool = False) -> lis
 
 
 def row(order: str, rows: list[int], keep: bool, delays: bool = False) -> list[torch.Tensor]:
-    channel = _channel(order, delays)
+    channel = channel_for(order, delays)
     n, me = channel.size, channel.rank
-    x_all, w_all = _whole(1, sum(rows), 4 * n), _whole(2, 10, 4 * n)
-    dy = _whole(3, sum(rows), 10)
+    x_all, w_all = whole(1, sum(rows), 4 * n), whole(2, 10, 4 * n)
+    dy = whole(3, sum(rows), 10)
     for tensor in (x_all, w_all):
         tensor.requires_grad_()
     (x_all @ w_all.T).backward(dy)

@@ -1,5 +1,6 @@
 """The commands: one thin function each. Heavy imports happen inside, so that help and checks are instant."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -91,6 +92,41 @@ def train(
         launch(job, out)
     except RankError as failure:
         _fail(str(failure), 1)
+    except KeyboardInterrupt:
+        _fail("stopped by the user; every rank was ended", 130)
+
+
+@bench_app.command("overlap")
+def bench_overlap_command(
+    ranks: Annotated[int, typer.Option(help="Local ranks.")] = 2,
+    op: Annotated[
+        str, typer.Option(help="all_gather_linear or linear_reduce_scatter.")
+    ] = "linear_reduce_scatter",
+    direction: Annotated[str, typer.Option("--pass", help="forward or backward.")] = "forward",
+    tokens: Annotated[int, typer.Option(help="Tokens over all ranks.")] = 2048,
+    hidden: Annotated[int, typer.Option(help="Width of the residual stream.")] = 1024,
+    ffn: Annotated[int, typer.Option(help="Inner width held by each rank.")] = 4096,
+    orders: Annotated[str, typer.Option(help="Orders, separated by commas.")] = (
+        "blocking,blocking_p2p,sliced:4,ring,direct"
+    ),
+    repetitions: Annotated[int, typer.Option(help="Interleaved repetitions.")] = 15,
+    rate: Annotated[
+        str | None, typer.Option(help="Link rate, for instance 1gbit (Linux, root). Default: loopback.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result there too.")] = None,
+) -> None:
+    """Time an overlapped operator in several orders, interleaved, beside what the machine could do at best.
+
+    Example: `brigata bench overlap --op all_gather_linear --pass backward --rate 1gbit`
+    """
+    from brigata.measure.overlap_bench import bench_overlap, show_overlap
+    from brigata.measure.overlap_cases import Shape
+
+    shape = Shape(op, direction, tokens, hidden, ffn)
+    result = bench_overlap(shape, ranks, orders.split(","), repetitions, rate)
+    show_overlap(result, Console())
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def _facts(job: Job) -> dict[str, str]:
@@ -124,8 +160,6 @@ def main() -> None:
         app()
     except JobError as error:
         _fail("\n".join(error.refusals), 2)
-    except KeyboardInterrupt:
-        _fail("stopped by the user; every rank was ended", 130)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import uuid
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from brigata.describe.errors import JobError
 from brigata.describe.job import Job
 from brigata.parallel.mesh import device_type
+from brigata.train.corpus import load_corpus
 from brigata.train.loop import train
 from brigata.train.world import surrounding_world
 
@@ -46,6 +48,7 @@ def launch(job: Job, out: str | None) -> Path:
         KeyboardInterrupt: the user stopped it; every rank has been ended.
     """
     path = run_directory(job, out, datetime.now())
+    load_corpus(job.train.data, job.workload.seq_len)  # refuses what is too short, before any rank starts
     surrounding = surrounding_world()
     if surrounding is not None:
         os.environ.update(surrounding)
@@ -72,7 +75,9 @@ def _start_local_ranks(job: Job, path: Path) -> None:
     loopback = _loopback_interface()
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -87,18 +92,19 @@ def _start_local_ranks(job: Job, path: Path) -> None:
         logs_specs=DefaultLogsSpecs(),
     )
     try:
-        elastic_launch(config, _rank_main)(job.model_dump_json(), str(path))
+        elastic_launch(config, _local_rank_main)(job.model_dump_json(), str(path))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise RankError(_describe(rank, failure)) from None
-    except SignalException as signal:
-        raise KeyboardInterrupt from signal
+    except SignalException as received:
+        raise KeyboardInterrupt from received
 
 
 def _describe(rank: int, failure: ProcessFailure) -> str:
     """One sentence on a rank's end."""
     if failure.exitcode < 0:
-        return f"rank {rank} (process {failure.pid}) was ended by {failure.signal_name()}; all ranks were stopped"
+        name = failure.signal_name()
+        return f"rank {rank} (process {failure.pid}) was ended by {name}; all ranks were stopped"
     message = failure.message
     text = message.get("message", message) if isinstance(message, dict) else message
     return f"rank {rank} (process {failure.pid}) failed: {text}; all ranks were stopped"
@@ -112,6 +118,12 @@ def _loopback_interface() -> str | None:
 
 
 @record
+def _local_rank_main(job_json: str, out: str) -> None:
+    """One rank of our own making: on Ctrl-C it ends without a word; the launcher speaks for all."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _rank_main(job_json, out)
+
+
 def _rank_main(job_json: str, out: str) -> None:
     """One rank, from joining the world to leaving it."""
     job = Job.model_validate_json(job_json)

@@ -20,7 +20,7 @@ DATA_PARALLEL = "fully_shard."
 
 
 class Phases:
-    """Seconds a step, by phase, of one rank. On an accelerator a phase ends when the device has done its work."""
+    """Seconds a step of one rank, by phase. On an accelerator a phase ends when its work is done."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -37,7 +37,7 @@ class Phases:
         self.now[name] += perf_counter() - start
 
     def end_step(self, exposed: Mapping[str, float]) -> float:
-        """Close a step; exposed communication is taken out of ``compute``. Returns the step's time (seconds)."""
+        """Close a step, take exposed communication out of ``compute``, return the step's time (seconds)."""
         total = sum(self.now.values())
         self.now["compute"] -= sum(exposed.values())
         self.now |= exposed
@@ -46,7 +46,7 @@ class Phases:
         return total
 
     def medians(self, warmup: int = 2) -> list[float]:
-        """Median seconds a step of each phase in ``PHASES``; the first steps do not count where there are more."""
+        """Median seconds a step of each of ``PHASES``; the first steps count only where there are no more."""
         counted = self.steps[warmup:] or self.steps
         return [median(step.get(phase, 0.0) for step in counted) for phase in PHASES]
 

@@ -20,7 +20,7 @@ def build_optimizer(job: Job, parameters: Sequence[nn.Parameter]) -> torch.optim
 
 
 def learning_rate(job: Job, step: int) -> float:
-    """Learning rate of ``step`` (0-based): linear warm-up, then a cosine down to ``min_lr_ratio`` of the peak."""
+    """Learning rate of ``step`` (0-based): linear warm-up, then a cosine to ``min_lr_ratio`` of the peak."""
     train, warmup = job.train, job.warmup
     if step < warmup:
         return train.lr * (step + 1) / warmup

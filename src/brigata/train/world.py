@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def surrounding_world(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """The variables by which ``torch.distributed`` joins the world that a launcher made, None when there is none.
+    """The variables by which ``torch.distributed`` joins the world that a launcher made; None without one.
 
     torchrun and its like set ``RANK`` and ``WORLD_SIZE``. Under Slurm (``srun`` with several tasks) they
     follow from Slurm's own; rank 0's host is the first of the step's node list, the port follows from the

@@ -1,0 +1,1 @@
+"""What is measured on real machines: networks, runs and what they took."""

@@ -1,0 +1,97 @@
+"""``brigata bench overlap``: starts the ranks, on loopback or shaped links, and shows what they measured."""
+
+import json
+import socket
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from brigata.describe.errors import JobError, one_of
+from brigata.describe.order import parse_order
+from brigata.measure.namespaces import check_can_shape, loopback_hosts, run_ranks, shaped_network
+from brigata.measure.overlap_cases import OPERATIONS, PASSES, Shape
+
+
+def bench_overlap(
+    shape: Shape, ranks: int, orders: list[str], repetitions: int, rate: str | None
+) -> dict[str, Any]:
+    """Measure ``shape`` in all ``orders`` on ``ranks`` local ranks; links at ``rate`` or loopback.
+
+    Raises:
+        JobError: the request cannot be measured; nothing was started.
+    """
+    _refuse(shape, ranks, orders, repetitions)
+    request = {"shape": asdict(shape), "orders": orders, "repetitions": repetitions}
+    argv = [sys.executable, "-m", "brigata.measure.overlap_rank", json.dumps(request)]
+    timeout_s = 600.0
+    if rate is None:
+        outputs = run_ranks(loopback_hosts(ranks), argv, timeout_s=timeout_s, port=_free_port())
+    else:
+        check_can_shape(rate)
+        with shaped_network(ranks, rate) as hosts:
+            outputs = run_ranks(hosts, argv, timeout_s=timeout_s)
+    result: dict[str, Any] = json.loads(outputs[0].strip().splitlines()[-1])
+    return result | {"ranks": ranks, "rate": rate or "loopback", "repetitions": repetitions} | asdict(shape)
+
+
+def _refuse(shape: Shape, ranks: int, orders: list[str], repetitions: int) -> None:
+    if shape.op not in OPERATIONS:
+        raise JobError(f"--op {shape.op!r} is not known; use {one_of(OPERATIONS)}")
+    if shape.direction not in PASSES:
+        raise JobError(f"--pass {shape.direction!r} is not known; use {one_of(PASSES)}")
+    if ranks < 2:
+        raise JobError(f"--ranks {ranks} has nothing to overlap; use 2 or more")
+    if repetitions < 1:
+        raise JobError(f"--repetitions {repetitions} measures nothing; use 1 or more")
+    if shape.tokens % ranks:
+        raise JobError(f"--tokens {shape.tokens} is no multiple of --ranks {ranks}; use {ranks * 1024}")
+    if min(shape.tokens, shape.hidden, shape.ffn) < 1:
+        raise JobError("--tokens, --hidden and --ffn must be positive")
+    for order in orders:
+        try:
+            parse_order(order)
+        except ValueError as error:
+            raise JobError(f"--orders: {order!r} {error}") from None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def show_overlap(result: dict[str, Any], console: Console) -> None:
+    """Print a table of the orders, and what they are compared with."""
+    title = (
+        f"{result['op']} {result['direction']}, {result['ranks']} ranks, {result['rate']}: "
+        f"{result['tokens']} tokens, hidden {result['hidden']}, ffn {result['ffn']} a rank"
+    )
+    console.print(title, highlight=False)
+    console.print(
+        f"compute {result['compute_ms']:.1f} ms, messages {result['comm_ms']:.1f} ms, both at once without "
+        f"dependencies (contended) {result['contended_ms']:.1f} ms",
+        highlight=False,
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("order", "time ms", "exposed ms", "over contended", ""):
+        table.add_column(name, justify="left" if name in ("order", "") else "right")
+    slowest = max(figures["time_ms"] for figures in result["orders"].values())
+    for order, figures in result["orders"].items():
+        bar = "█" * max(round(30 * figures["time_ms"] / slowest), 1)
+        table.add_row(
+            order,
+            f"{figures['time_ms']:.1f}",
+            f"{figures['exposed_ms']:.1f}",
+            f"{figures['ratio_to_contended']:.3f}",
+            bar,
+        )
+    console.print(table, highlight=False)
+    console.print(
+        f"medians of {result['repetitions']} interleaved repetitions; while all ranks compute, each runs at "
+        f"{result['second_core_share']:.0%} of the speed of one alone",
+        highlight=False,
+    )

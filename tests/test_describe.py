@@ -1,0 +1,104 @@
+"""A job is read or refused in sentences that name the setting, its value and what would work."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from brigata.describe import JobError, ModelSpec, count_parameters, load_job, parse_order
+from brigata.describe.template import job_schema, job_template
+
+DEMO = Path(__file__).parents[1] / "jobs" / "demo.toml"
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("layout.tpp=2", "layout.tpp is not a setting; did you mean layout.tp?"),
+        ("nonsense=1", "nonsense is not a setting; known here: cluster, layout"),
+        ("layout.tp=3", "layout.tp = 3 does not divide model.heads = 8; use 1, 2 or 4"),
+        ("model.kv_heads=3", "model.kv_heads = 3 does not divide model.heads = 8; use 1, 2, 4 or 8"),
+        ("model.heads=x", "model.heads = 'x' is refused: input should be a valid integer"),
+        ("model.pattern=*M", "Mamba-2 units do not run yet; use * or -"),
+        ("model.pattern=*?", "model.pattern has the letter '?', which names no unit"),
+        ("model.preset=gpt5", "model.preset = 'gpt5' is not known; use smollm2-135m"),
+        ("model.vocab=100", "model.vocab = 100 cannot hold the 256 tokens"),
+        ("layout.overlap=foo", "layout.overlap = 'foo' is no order; use blocking"),
+        ("layout.overlap=sliced", "layout.overlap = 'sliced' needs a number of slices; use sliced:4"),
+        ("layout.overlap=ring:0", "layout.overlap = 'ring:0' needs a whole number of parts from 1 to 64"),
+        ("layout.overlap=blocking:2", "layout.overlap = 'blocking:2' has no parts; use blocking"),
+        ("layout.zero=1", "layout.zero = 1 is refused: input should be 2 or 3"),
+        ("layout.cp=2", "layout.cp = 2: context parallelism does not run yet; use 1"),
+        ("layout.pp=2", "layout.pp = 2: pipeline parallelism does not run yet; use 1"),
+        ("cluster.devices=3", "cluster.devices = 3 is no multiple of tp * cp * pp = 2; use 2, 4 or 8"),
+        ("layout.dp=3", "workload.global_batch = "),
+        ("workload.micro_batch=3", "workload.micro_batch = 3 does not divide the"),
+        ("workload.seq_len=255", "layout.tp = 2 does not divide workload.seq_len = 255; use 256 tokens"),
+        ("train.data=nowhere", "train.data = 'nowhere' is not there; name an existing folder or text file"),
+        ("train.precision=int8", "train.precision = 'int8' is refused"),
+        ("train.warmup=99999", "train.warmup = 99999 is more than train.steps"),
+        ("layout=auto", "layout = 'auto' needs the planner"),
+        ("version=2", "version = 2 is refused: input should be 1"),
+        ("name=../x", "name = '../x' is refused"),
+        ("layout.tp", "--set 'layout.tp' is not understood; write --set section.key=value"),
+    ],
+)
+def test_refusals_name_setting_value_and_way_out(override: str, sentence: str) -> None:
+    with pytest.raises(JobError) as refusal:
+        load_job(DEMO, [override])
+    assert sentence in str(refusal.value)
+
+
+def test_one_mistake_is_one_sentence() -> None:
+    with pytest.raises(JobError) as refusal:
+        load_job(DEMO, ["model.heads=x"])
+    assert len(refusal.value.refusals) == 1
+
+
+def test_empty_data_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "folder").mkdir()
+    for name, sentence in [("empty.txt", "is empty"), ("folder", "holds no file")]:
+        with pytest.raises(JobError, match=sentence):
+            load_job(DEMO, [f"train.data={tmp_path / name}"])
+
+
+def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="brigata init"):
+        load_job(tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("version = ")
+    with pytest.raises(JobError, match="not valid TOML"):
+        load_job(tmp_path / "broken.toml")
+    (tmp_path / "bare.toml").write_text("version = 1\n")
+    with pytest.raises(JobError, match=r"\[layout\] is missing"):
+        load_job(tmp_path / "bare.toml")
+
+
+def test_data_parallel_ranks_fill_the_devices() -> None:
+    job = load_job(DEMO, ["cluster.devices=8"])
+    assert (job.dp, job.ranks) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    [("smollm2-135m", 134_515_008), ("llama3-8b", 8_030_261_248), ("llama3.2-1b", 1_235_814_400)],
+)
+def test_presets_have_their_published_size(preset: str, parameters: int) -> None:
+    assert count_parameters(ModelSpec.model_validate({"preset": preset})) == parameters
+
+
+def test_the_template_is_a_job_that_runs(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(job_template("mine", "job.schema.json"))
+    assert load_job(path).name == "mine"
+
+
+def test_the_schema_knows_every_section() -> None:
+    schema = json.loads(job_schema())
+    assert {"model", "cluster", "workload", "layout", "train"} <= schema["properties"].keys()
+    assert "description" in schema["$defs"]["Layout"]["properties"]["tp"]
+
+
+@pytest.mark.parametrize("name", ["blocking", "sliced:4", "ring", "direct:3"])
+def test_orders_read_back_as_written(name: str) -> None:
+    assert str(parse_order(name)) == name
