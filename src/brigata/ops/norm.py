@@ -1,7 +1,43 @@
 """Normalisation."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+
+class _RMSNorm(torch.autograd.Function):
+    """y = w * x / rms(x), with the backward written out: five passes over the tokens instead of a dozen.
+
+    x (tokens, hidden), w (hidden,); r = 1 / rms is (tokens, 1)::
+
+        dw = sum over tokens of dy * x * r
+        dx = r * (g - x * r^2 * mean(g * x))      with g = dy * w
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = (_dot(x, x) / x.shape[-1] + eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        (dy,) = grads
+        dx = dw = None
+        if ctx.needs_input_grad[1]:
+            dw = torch.mv((dy * x).t(), scale[:, 0])
+        if ctx.needs_input_grad[0]:
+            g = dy * weight
+            pull = scale.square() * _dot(g, x) / x.shape[-1]
+            dx = g.addcmul_(x, pull, value=-1).mul_(scale)
+        return dx, dw, None
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each token: (tokens, hidden) twice -> (tokens, 1)."""
+    return torch.linalg.vecdot(a, b)[:, None]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -11,5 +47,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Source: Zhang and Sennrich, arXiv 1910.07467.
     """
     wide = x if x.dtype == torch.float64 else x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight.to(x.dtype)
+    normed: Tensor = _RMSNorm.apply(wide, weight.to(wide.dtype), eps)
+    return normed.to(x.dtype)

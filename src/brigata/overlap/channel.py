@@ -61,10 +61,19 @@ class Channel:
         return self._plans[key]
 
     def post(self, messages: Sequence[tuple[bool, Tensor, int]]) -> list[dist.Work]:
-        """Start (outgoing, buffer, peer) messages together; one handle a message, maybe the same for all."""
-        operations = [
-            dist.P2POp(dist.isend if outgoing else dist.irecv, buffer, group=self.group, group_peer=peer)
-            for outgoing, buffer, peer in messages
-        ]
+        """Start (outgoing, buffer, peer) messages together; one handle a message, maybe the same for all.
+
+        Receives are started first: gloo tells the sender that a buffer is ready on the connection on which
+        our own data leaves, and behind that data the notice would come late (two 4 MiB messages that cross
+        on a 1 Gbit/s link: 36 instead of 60 to 70 ms).
+        """
+        ranked = sorted(range(len(messages)), key=lambda i: messages[i][0])
+        operations = []
+        for i in ranked:
+            outgoing, buffer, peer = messages[i]
+            start = dist.isend if outgoing else dist.irecv
+            operations.append(dist.P2POp(start, buffer, group=self.group, group_peer=peer))
         works = dist.batch_isend_irecv(operations)
-        return works if len(works) == len(messages) else [works[0]] * len(messages)
+        if len(works) < len(messages):  # the backend coalesced them
+            return [works[0]] * len(messages)
+        return [work for _, work in sorted(zip(ranked, works, strict=True), key=lambda pair: pair[0])]
