@@ -82,7 +82,7 @@ _Built = tuple[Callable[[Channel], Tensor], Callable[[], tuple[Tensor, ...]], tu
 
 def _gathered(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     whole = part.new_empty(part.shape[0] * dist.get_world_size(group), part.shape[1])
-    dist.all_gather_into_tensor(whole, part.detach().contiguous(), group=group)
+    dist.all_gather_single(whole, part.detach().contiguous(), group=group)
     return whole
 
 

@@ -110,13 +110,13 @@ def _all_gather(channel: Channel, plan: Plan, memory: Memory) -> None:
     gathered, chunks = memory.spaces["gathered"], plan.chunks
     own = gathered[chunks.chunk_span(plan.rank)]
     if len(set(chunks.rows)) == 1:
-        dist.all_gather_into_tensor(gathered, own.clone(), group=channel.group)
+        dist.all_gather_single(gathered, own.clone(), group=channel.group)
         return
     largest = max(chunks.rows)
     padded = own.new_zeros(largest, own.shape[1])
     padded[: len(own)] = own
     everything = own.new_empty(chunks.ranks * largest, own.shape[1])
-    dist.all_gather_into_tensor(everything, padded, group=channel.group)
+    dist.all_gather_single(everything, padded, group=channel.group)
     for chunk, rows in enumerate(chunks.rows):
         gathered[chunks.chunk_span(chunk)] = everything[chunk * largest : chunk * largest + rows]
 
@@ -125,14 +125,14 @@ def _reduce_scatter(channel: Channel, plan: Plan, memory: Memory) -> None:
     """The backend's reduce-scatter; chunks of different sizes are padded to the largest."""
     work, own, chunks = memory.spaces["work"], memory.spaces["own"], plan.chunks
     if len(set(chunks.rows)) == 1:
-        dist.reduce_scatter_tensor(own, work, group=channel.group)
+        dist.reduce_scatter_single(own, work, group=channel.group)
         return
     largest = max(chunks.rows)
     padded = work.new_zeros(chunks.ranks * largest, work.shape[1])
     for chunk, rows in enumerate(chunks.rows):
         padded[chunk * largest : chunk * largest + rows] = work[chunks.chunk_span(chunk)]
     total = work.new_empty(largest, work.shape[1])
-    dist.reduce_scatter_tensor(total, padded, group=channel.group)
+    dist.reduce_scatter_single(total, padded, group=channel.group)
     own.copy_(total[: chunks.rows[plan.rank]])
 
 

@@ -47,8 +47,8 @@ class _TimedCollective:
         self, output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup, *args: Any, **options: Any
     ) -> dist.Work | None:
         if self.operator == "fully_shard.all_gather":
-            return dist.all_gather_into_tensor(output, shard, group, *args, **options)
-        return dist.reduce_scatter_tensor(output, shard, group=group, **options)
+            return dist.all_gather_single(output, shard, group, *args, **options)
+        return dist.reduce_scatter_single(output, shard, group=group, **options)
 
 
 def apply_data_parallel(
