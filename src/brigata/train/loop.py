@@ -105,7 +105,7 @@ def _step(run: _Run, step: int) -> dict[str, float | int]:
     run.overlapped_calls += _overlapped_calls(run, evidence)
     exposed = _exposed(evidence)
     seconds = phases.end_step(exposed)
-    loss_value, exposed_s, step_s = _over_ranks(run, loss, sum(exposed.values()), seconds)
+    loss_value, exposed_s, step_s, memory = _over_ranks(run, loss, sum(exposed.values()), seconds)
     return {
         "step": step,
         "loss": loss_value,
@@ -115,7 +115,7 @@ def _step(run: _Run, step: int) -> dict[str, float | int]:
         "step_time_s": step_s,
         "tokens_per_s": job.tokens_per_step / step_s,
         "exposed_comm_s": exposed_s,
-        "peak_memory_bytes": peak_memory_bytes(run.device),
+        "peak_memory_bytes": memory,
     }
 
 
@@ -137,14 +137,18 @@ def _exposed(evidence: dict[str, OperatorEvidence]) -> dict[str, float]:
     return exposed
 
 
-def _over_ranks(run: _Run, loss: Tensor, exposed_s: float, seconds: float) -> tuple[float, float, float]:
-    """The step's loss over all data, and the mean exposed time and step time over ranks."""
+def _over_ranks(run: _Run, loss: Tensor, exposed_s: float, seconds: float) -> tuple[float, float, float, int]:
+    """Loss over all data, mean exposed time and step time over ranks, the largest rank's memory."""
     world, tp = dist.get_world_size(), run.job.layout.tp
-    values = torch.tensor([float(loss) / tp, exposed_s / world, seconds / world], dtype=torch.float64)
+    memory = [0.0] * world
+    memory[dist.get_rank()] = float(peak_memory_bytes(run.device))
+    values = torch.tensor(
+        [float(loss) / tp, exposed_s / world, seconds / world, *memory], dtype=torch.float64
+    )
     values = values.to(run.device)
     dist.all_reduce(values)
-    total, exposed, step = values.tolist()
-    return total, exposed, step
+    total, exposed, step, *memory = values.tolist()
+    return total, exposed, step, int(max(memory))
 
 
 def _held_out_loss(run: _Run, corpus: Corpus) -> tuple[float, float]:
