@@ -110,6 +110,15 @@ def test_a_killed_rank_is_named_and_nothing_stays_behind(tmp_path: Path, text: P
     assert_gone(ranks)
 
 
+def test_a_rank_that_raises_is_named_with_its_error(tmp_path: Path, text: Path) -> None:
+    (tmp_path / "run" / "summary.json").mkdir(parents=True)  # rank 0 cannot write its summary
+    process = start("train", str(job_file(tmp_path, text, 2)), "--out", str(tmp_path / "run"))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.startswith("rank 0 (process ")
+    assert "failed: IsADirectoryError" in errors
+
+
 def test_interrupting_ends_every_rank(tmp_path: Path, text: Path) -> None:
     process = start("train", str(job_file(tmp_path, text, 1_000_000)), "--out", str(tmp_path / "run"))
     ranks = started_ranks(process, tmp_path / "run" / "metrics.jsonl")
@@ -135,6 +144,9 @@ def test_a_refused_job_ends_with_code_2_before_any_rank(tmp_path: Path, text: Pa
         assert sentence in errors
         assert "Traceback" not in errors
         assert not (tmp_path / "run").exists()
+    process = start("train", job, "--out", f"{text}/run")
+    assert "name a folder that can be made" in process.communicate(timeout=60)[1]
+    assert process.returncode == 2
 
 
 def test_a_world_of_another_size_is_refused(tmp_path: Path, text: Path) -> None:

@@ -65,7 +65,12 @@ def launch(job: Job, out: str | None) -> Path:
         raise JobError(
             f"the layout needs {job.ranks} ranks but this machine has {devices} devices; use fewer"
         )
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(
+            f"train.out = {str(path)!r}: {error.strerror}; name a folder that can be made"
+        ) from None
     _start_local_ranks(job, path)
     return path
 

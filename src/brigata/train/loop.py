@@ -220,7 +220,8 @@ def _print_summary(console: Console, summary: dict[str, Any], report: Path) -> N
     console.print(f"held-out loss  {ours:.3f} nats a byte, {verdict} a trigram table's {floor:.3f}")
     console.print(
         f"speed          {summary['tokens_per_s']:,.0f} tokens/s, "
-        f"{summary['median_step_time_s'] * 1e3:,.0f} ms a step, {share:.1%} of it waiting for the network",
+        f"{summary['median_step_time_s'] * 1e3:,.0f} ms a step, {share:.1%} of it exposed communication",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(f"report         {report}", highlight=False, soft_wrap=True)
