@@ -81,7 +81,7 @@ def _start_local_ranks(job: Job, path: Path) -> None:
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):  # each has its own level
             logging.getLogger(name).setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
