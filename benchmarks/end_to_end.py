@@ -58,7 +58,7 @@ def _brigata(order: str, tokens: Any) -> Callable[[], float]:
     """A step of Brigata's own model and loop parts in ``order``."""
     from brigata.describe import parse_job
     from brigata.parallel.apply import build_model
-    from brigata.parallel.gradients import clip_gradients, sum_replicated_gradients
+    from brigata.parallel.gradients import clip_gradients
     from brigata.parallel.mesh import build_mesh
     from brigata.train.optimizer import build_optimizer
 
@@ -73,13 +73,11 @@ def _brigata(order: str, tokens: Any) -> Callable[[], float]:
     )
     model = build_model(job, build_mesh(job))
     optimizer = build_optimizer(job, model.parameters)
-    channel = model.channel
-    assert channel is not None
 
     def step() -> float:
         loss = model.module(tokens[:, :-1], tokens[:, 1:]) / job.tokens_per_step
         loss.backward()
-        sum_replicated_gradients(model.parameters, channel)
+        model.finish_gradients()
         clip_gradients(model.parameters, 1.0, model.evidence)
         optimizer.step()
         optimizer.zero_grad()

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from brigata.describe import Job, parse_job
 from brigata.parallel.apply import build_model
-from brigata.parallel.gradients import clip_gradients, sum_replicated_gradients
+from brigata.parallel.gradients import clip_gradients
 from brigata.parallel.mesh import build_mesh
 
 
@@ -20,7 +20,7 @@ def job(layout: dict[str, Any], **changes: Any) -> Job:
     data: dict[str, Any] = {
         "version": 1,
         "model": {"hidden": 32, "pattern": "*-*-", "heads": 8, "kv_heads": 4, "ffn": 48},
-        "workload": {"seq_len": 12, "global_batch": 4, "micro_batch": 2},
+        "workload": {"seq_len": 12, "global_batch": 8, "micro_batch": 2},
         "layout": layout,
         "train": {"steps": 3, "precision": "fp64", "clip": 0.05, "lr": 0.01},
     }
@@ -53,19 +53,20 @@ def train_steps(job: Job, delays: bool = False, steps: int = 3) -> dict[str, Any
         share = tokens[dp * len(tokens) // job.dp : (dp + 1) * len(tokens) // job.dp]
         loss = torch.zeros((), dtype=torch.float64)
         for i in range(0, len(share), job.micro_batch):
+            model.begin_micro_batch(last=i + job.micro_batch >= len(share))
             micro = torch.from_numpy(share[i : i + job.micro_batch])
             part = model.module(micro[:, :-1], micro[:, 1:]) / job.tokens_per_step
             part.backward()
             loss += part.detach()
         dist.all_reduce(loss, group=mesh["dp"].get_group())
-        if model.channel is not None:
-            sum_replicated_gradients(model.parameters, model.channel)
+        model.finish_gradients()
         if step == 0:
             result["gradients"] = {n: _whole(p.grad) for n, p in model.module.named_parameters()}
         result["norms"].append(clip_gradients(model.parameters, job.train.clip, model.evidence))
         result["losses"].append(loss)
         optimizer.step()
         optimizer.zero_grad()
+        model.optimizer_stepped()
     result["parameters"] = {n: _whole(p) for n, p in model.module.named_parameters()}
     result["evidence"] = model.evidence.take()
     return result

@@ -27,7 +27,7 @@ DEMO = Path(__file__).parents[1] / "jobs" / "demo.toml"
         ("layout.overlap=sliced", "layout.overlap = 'sliced' needs a number of slices; use sliced:4"),
         ("layout.overlap=ring:0", "layout.overlap = 'ring:0' needs a whole number of parts from 1 to 64"),
         ("layout.overlap=blocking:2", "layout.overlap = 'blocking:2' has no parts; use blocking"),
-        ("layout.zero=1", "layout.zero = 1 is refused: input should be 2 or 3"),
+        ("layout.zero=0", "layout.zero = 0 is refused: input should be 1, 2 or 3"),
         ("layout.cp=2", "layout.cp = 2: context parallelism does not run yet; use 1"),
         ("layout.pp=2", "layout.pp = 2: pipeline parallelism does not run yet; use 1"),
         ("cluster.devices=3", "cluster.devices = 3 is no multiple of tp * cp * pp = 2; use 2, 4 or 8"),

@@ -21,8 +21,10 @@ class Layout(Section):
     """Expert parallelism; folds into dp * cp."""
     dp: int | None = Field(default=None, gt=0)
     """Data parallelism. Default: what ``cluster.devices`` leaves, else 1."""
-    zero: Literal[2, 3] = 2
-    """What dp ranks share out: 2 gradients and optimizer state, 3 the parameters as well."""
+    zero: Literal[1, 2, 3] = 2
+    """What dp ranks share out: 1 optimizer state, 2 gradients as well, 3 parameters as well."""
+    zero_engine: Literal["brigata", "fsdp2"] = "brigata"
+    """Who runs data parallelism: our engine, or PyTorch's ``fully_shard`` (stages 2 and 3)."""
     overlap: str = "direct"
     """Order of the tensor-parallel operators: ``direct``, ``ring``, ``sliced:4``, ``blocking_p2p`` or
     ``blocking``; ``direct:2`` and ``ring:2`` cut each chunk into 2 sub-chunks."""

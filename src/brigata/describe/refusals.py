@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def find_refusals(job: Job) -> list[str]:
     """All reasons why ``job`` cannot run, one sentence each; empty when it can."""
-    return [*_not_there_yet(job), *_model(job), *_ranks(job), *_batch(job), *_train(job)]
+    return [*_not_there_yet(job), *_layout(job), *_model(job), *_ranks(job), *_batch(job), *_train(job)]
 
 
 def _not_there_yet(job: Job) -> Iterator[str]:
@@ -23,6 +23,11 @@ def _not_there_yet(job: Job) -> Iterator[str]:
         degree = getattr(job.layout, name)
         if degree != 1:
             yield f"layout.{name} = {degree}: {what} parallelism does not run yet; use 1"
+
+
+def _layout(job: Job) -> Iterator[str]:
+    if job.layout.zero == 1 and job.layout.zero_engine == "fsdp2":
+        yield "layout.zero = 1 is not for layout.zero_engine = 'fsdp2'; use layout.zero = 2"
 
 
 def _model(job: Job) -> Iterator[str]:

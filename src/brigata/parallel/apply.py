@@ -9,12 +9,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from brigata.describe.job import Job
 from brigata.describe.layout import Layout
-from brigata.describe.order import parse_order
+from brigata.describe.order import Order, parse_order
 from brigata.model.decoder import Decoder, build_decoder
 from brigata.model.initial import initial_value
 from brigata.overlap.channel import Channel
 from brigata.overlap.evidence import Evidence
-from brigata.parallel.data import apply_data_parallel
+from brigata.parallel.data import DataEngine
+from brigata.parallel.fsdp2 import apply_fsdp2
+from brigata.parallel.gradients import sum_replicated_gradients
+from brigata.parallel.sharded_parameter import shard_over_data
 from brigata.parallel.sharding import fill_parameter
 from brigata.parallel.tensor import apply_tensor_parallel
 from brigata.schedule.steps import Step
@@ -31,19 +34,37 @@ PRECISIONS = {
 class ParallelModel:
     """A model under a layout.
 
-    ``channel`` is the tp group's, None without tensor parallelism; ``data_evidence`` counts what data
-    parallelism exposes.
+    ``channel`` is the tp group's, None without tensor parallelism; ``engine`` runs data parallelism, None
+    without it or under ``fully_shard``; ``evidence`` counts what all operators of this rank did.
     """
 
     module: Decoder
     mesh: DeviceMesh | None
     channel: Channel | None
+    engine: DataEngine | None = None
     evidence: Evidence = field(default_factory=Evidence)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, tied ones once."""
         return list(self.module.parameters())
+
+    def begin_micro_batch(self, last: bool) -> None:
+        """Call ahead of each micro-batch's forward; ``last`` of the step."""
+        if self.engine is not None:
+            self.engine.begin_micro_batch(last)
+
+    def finish_gradients(self) -> None:
+        """Call after a step's last backward: from here on every parameter has its summed gradient."""
+        if self.engine is not None:
+            self.engine.finish()
+        if self.channel is not None:
+            sum_replicated_gradients(self.parameters, self.channel)
+
+    def optimizer_stepped(self) -> None:
+        """Call after the optimizer's step: gathering the new parameters begins."""
+        if self.engine is not None:
+            self.engine.prefetch()
 
 
 def parallelize(
@@ -72,7 +93,12 @@ def parallelize(
         parallel.channel = Channel(group, device, order, parallel.evidence, before_step, proven)
         apply_tensor_parallel(model, mesh["tp"], parallel.channel, layout.keep_gathered)
     if mesh["dp"].size() > 1:
-        apply_data_parallel(model, mesh["dp"], layout.zero, model.dtype, parallel.evidence)
+        if layout.zero_engine == "fsdp2":
+            apply_fsdp2(model, mesh["dp"], layout.zero, model.dtype, parallel.evidence)
+        else:
+            shard_over_data(model, mesh)
+            channel = Channel(mesh["dp"].get_group(), device, Order("direct"), parallel.evidence)
+            parallel.engine = DataEngine(model, channel, layout.zero)
     return parallel
 
 

@@ -17,7 +17,7 @@ from brigata.describe.parameters import count_parameters
 from brigata.model.generate import generate
 from brigata.overlap.evidence import OperatorEvidence
 from brigata.parallel.apply import ParallelModel, build_model
-from brigata.parallel.gradients import clip_gradients, sum_replicated_gradients
+from brigata.parallel.gradients import clip_gradients
 from brigata.parallel.mesh import build_mesh
 from brigata.train.batches import Batches, held_out_windows
 from brigata.train.corpus import Corpus, load_corpus
@@ -88,12 +88,12 @@ def _step(run: _Run, step: int) -> dict[str, float | int]:
             start = run.dp_rank * share + first
             windows = torch.from_numpy(run.batches.sequences(step, start, job.micro_batch)).to(run.device)
         with phases.phase("compute"):
+            model.begin_micro_batch(last=first + job.micro_batch >= share)
             part = model.module(windows[:, :-1], windows[:, 1:]) / job.tokens_per_step
             part.backward()
             loss += part.detach()
     with phases.phase("compute"):
-        if model.channel is not None:
-            sum_replicated_gradients(model.parameters, model.channel)
+        model.finish_gradients()
         norm = clip_gradients(model.parameters, job.train.clip, model.evidence)
     with phases.phase("optimizer"):
         lr = learning_rate(job, step)
@@ -101,6 +101,7 @@ def _step(run: _Run, step: int) -> dict[str, float | int]:
             group["lr"] = lr
         run.optimizer.step()
         run.optimizer.zero_grad()
+        model.optimizer_stepped()
     evidence = model.evidence.take()
     run.overlapped_calls += _overlapped_calls(run, evidence)
     exposed = _exposed(evidence)

@@ -15,7 +15,7 @@ import torch
 PHASES = ("compute", "exposed tensor-parallel", "exposed data-parallel", "optimizer", "data")
 """Parts of a step's time, in the order in which they are shown."""
 
-DATA_PARALLEL = "fully_shard."
+DATA_PARALLEL = ("fully_shard.", "data_parallel.")
 """Operators of which the name begins so belong to data parallelism."""
 
 
