@@ -144,15 +144,26 @@ def _plain_name(name: str) -> str:
     return f"layers.{layer}.{inner[part]}.weight"
 
 
-def summarise(result: dict[str, Any]) -> None:
-    """Print medians, quartiles and the paired ratios."""
-    samples = result["samples_ms"]
-    ours = samples[f"brigata {ORDERS[0]}"]
-    print(f"{'':24s} median ms  quartiles     times faster is brigata {ORDERS[0]} (median of paired ratios)")
+def print_table(samples: dict[str, list[float]], own: str) -> None:
+    """Print medians, quartiles and how many times each takes as long as ``own``, paired by repetition."""
+    print(f"{'':24s} median ms  quartiles     times {own} (median of paired ratios)")
     for name, times in samples.items():
         low, _, high = quantiles(times, n=4)
-        ratio = median(other / own for other, own in zip(times, ours, strict=True))
+        ratio = median(other / mine for other, mine in zip(times, samples[own], strict=True))
         print(f"{name:24s} {median(times):9.0f}  {low:5.0f}-{high:5.0f}   {ratio:6.3f}")
+
+
+def run_on_two_ranks(argv: list[str], rate: str | None) -> dict[str, Any]:
+    """Run ``argv`` as two ranks, on loopback or on a shaped link; what rank 0 prints last, read as JSON."""
+    from brigata.measure.namespaces import loopback_hosts, run_ranks, shaped_network
+
+    if rate is None:
+        outputs = run_ranks(loopback_hosts(2), argv, timeout_s=1800)
+    else:
+        with shaped_network(2, rate) as hosts:
+            outputs = run_ranks(hosts, argv, timeout_s=1800)
+    result: dict[str, Any] = json.loads(outputs[0].strip().splitlines()[-1])
+    return result
 
 
 def main() -> None:
@@ -170,8 +181,6 @@ def main() -> None:
         if result is not None:
             print(json.dumps(result))
         return
-    from brigata.measure.namespaces import loopback_hosts, run_ranks, shaped_network
-
     argv = [
         sys.executable,
         str(Path(__file__).resolve()),
@@ -179,14 +188,9 @@ def main() -> None:
         "--repetitions",
         str(options.repetitions),
     ]
-    if options.rate:
-        with shaped_network(2, options.rate) as hosts:
-            outputs = run_ranks(hosts, argv, timeout_s=1800)
-    else:
-        outputs = run_ranks(loopback_hosts(2), argv, timeout_s=1800)
-    result = json.loads(outputs[0].strip().splitlines()[-1])
+    result = run_on_two_ranks(argv, options.rate)
     print(f"2 ranks, tp 2, {options.rate or 'loopback'}, {options.repetitions} interleaved repetitions")
-    summarise(result)
+    print_table(result["samples_ms"], f"brigata {ORDERS[0]}")
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 

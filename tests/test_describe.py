@@ -37,6 +37,7 @@ DEMO = Path(__file__).parents[1] / "jobs" / "demo.toml"
         ("train.data=nowhere", "train.data = 'nowhere' is not there; name an existing folder or text file"),
         ("train.precision=int8", "train.precision = 'int8' is refused"),
         ("train.warmup=99999", "train.warmup = 99999 is more than train.steps"),
+        ("train.trace_steps=[7, 5]", "train.trace_steps = [7, 5] is no range of steps from 0 to"),
         ("layout=auto", "layout = 'auto' needs the planner"),
         ("version=2", "version = 2 is refused: input should be 1"),
         ("name=../x", "name = '../x' is refused"),

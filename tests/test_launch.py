@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -73,9 +74,25 @@ def assert_gone(ranks: list[psutil.Process]) -> None:
     assert not alive
 
 
+def check_trace(events: list[dict[str, Any]]) -> None:
+    """Both ranks show products, waits and messages on one clock: whatever is received was sent before."""
+    for rank in (0, 1):
+        seen = {event["cat"] for event in events if event["pid"] == rank and event["ph"] != "M"}
+        assert seen >= {"phase", "compute", "wait", "message"}
+    phases = {
+        rank: [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["cat"] == "phase"]
+        for rank in (0, 1)
+    }
+    begin, end = (min(e["ts"] for e in phases[0]), max(e["ts"] + e["dur"] for e in phases[0]))
+    assert all(begin - 1e5 < e["ts"] < end + 1e5 for e in phases[1])
+    starts = sorted(e["ts"] for e in events if e["ph"] == "b")
+    assert len(starts) == len([e for e in events if e["ph"] == "e"])
+
+
 def test_a_run_leaves_metrics_summary_and_report(tmp_path: Path, text: Path) -> None:
     out = tmp_path / "run"
-    process = start("train", str(job_file(tmp_path, text, 5)), "--out", str(out))
+    traced = ["--set", "train.trace_steps=[2, 3]"]
+    process = start("train", str(job_file(tmp_path, text, 5)), "--out", str(out), *traced)
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -92,6 +109,7 @@ def test_a_run_leaves_metrics_summary_and_report(tmp_path: Path, text: Path) -> 
     assert 0 < summary["held_out_loss"] < 6
     assert summary["parameters"] == 32 * 256 * 2 + 32 * 3 + 4 * 32 * 32 + 3 * 32 * 128
     assert "held-out loss" in printed
+    check_trace(json.loads((out / "trace.json").read_text())["traceEvents"])
     assert "<html" in (out / "report.html").read_text()[:2000]
     again = start("train", str(job_file(tmp_path, text, 5)), "--out", str(out))
     assert "holds a run already" in again.communicate(timeout=60)[1]

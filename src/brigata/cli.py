@@ -113,6 +113,10 @@ def bench_overlap_command(
     rate: Annotated[
         str | None, typer.Option(help="Link rate, for instance 1gbit (Linux, root). Default: loopback.")
     ] = None,
+    emulate: Annotated[
+        float | None,
+        typer.Option(metavar="MS", help="Emulate devices: a chunk's product is a wait of MS milliseconds."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result there too.")] = None,
 ) -> None:
     """Time an overlapped operator in several orders, interleaved, beside what the machine could do at best.
@@ -123,7 +127,7 @@ def bench_overlap_command(
     from brigata.measure.overlap_cases import Shape
 
     shape = Shape(op, direction, tokens, hidden, ffn)
-    result = bench_overlap(shape, ranks, orders.split(","), repetitions, rate)
+    result = bench_overlap(shape, ranks, orders.split(","), repetitions, rate, emulate)
     show_overlap(result, Console())
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -95,6 +95,18 @@ def _train(job: Job) -> Iterator[str]:
             yield f"train.data = {name!r} is empty; name a text file with some text"
     if data == []:
         yield "train.data = [] names no file; leave it out for the standard library's sources"
+    yield from _trace(job)
     steps = job.train.steps
     if job.warmup > steps:
         yield f"train.warmup = {job.warmup} is more than train.steps = {steps}; use {steps // 10}"
+
+
+def _trace(job: Job) -> Iterator[str]:
+    traced, steps = job.train.trace_steps, job.train.steps
+    if traced is None:
+        return
+    if len(traced) != 2 or not 0 <= traced[0] <= traced[1] < steps:
+        yield (
+            f"train.trace_steps = {traced} is no range of steps from 0 to {steps - 1}; "
+            f"use [{min(5, steps - 1)}, {min(7, steps - 1)}]"
+        )

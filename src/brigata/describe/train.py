@@ -39,6 +39,9 @@ class TrainSpec(Section):
     """Length of the text generated at the end (tokens)."""
     sample_prompt: str = "def "
     """Beginning of that text."""
+    trace_steps: list[int] | None = None
+    """First and last step to be traced, for instance [5, 7]: products, waits and messages of all ranks go
+    into ``trace.json``, which ui.perfetto.dev opens."""
     out: str | None = None
     """Folder of the run. Default: ``runs/NAME-TIME``; ``--out`` overrides it."""
     threads: int = Field(default=1, gt=0)

@@ -16,32 +16,47 @@ from brigata.measure.overlap_cases import OPERATIONS, PASSES, Shape
 
 
 def bench_overlap(
-    shape: Shape, ranks: int, orders: list[str], repetitions: int, rate: str | None
+    shape: Shape,
+    ranks: int,
+    orders: list[str],
+    repetitions: int,
+    rate: str | None,
+    product_ms: float | None = None,
 ) -> dict[str, Any]:
     """Measure ``shape`` in all ``orders`` on ``ranks`` local ranks; links at ``rate`` or loopback.
+
+    With ``product_ms`` devices are emulated: each chunk's product is a timed wait of so many milliseconds,
+    and links are limited both ways.
 
     Raises:
         JobError: the request cannot be measured; nothing was started.
     """
-    _refuse(shape, ranks, orders, repetitions)
+    _refuse(shape, ranks, orders, repetitions, product_ms)
     request = {"shape": asdict(shape), "orders": orders, "repetitions": repetitions}
+    request["product_ms"] = product_ms
     argv = [sys.executable, "-m", "brigata.measure.overlap_rank", json.dumps(request)]
     timeout_s = 600.0
     if rate is None:
         outputs = run_ranks(loopback_hosts(ranks), argv, timeout_s=timeout_s, port=_free_port())
     else:
         check_can_shape(rate)
-        with shaped_network(ranks, rate) as hosts:
+        with shaped_network(ranks, rate, ingress=product_ms is not None) as hosts:
             outputs = run_ranks(hosts, argv, timeout_s=timeout_s)
     result: dict[str, Any] = json.loads(outputs[0].strip().splitlines()[-1])
-    return result | {"ranks": ranks, "rate": rate or "loopback", "repetitions": repetitions} | asdict(shape)
+    return (
+        result
+        | {"product_ms": product_ms, "ranks": ranks, "rate": rate or "loopback", "repetitions": repetitions}
+        | asdict(shape)
+    )
 
 
-def _refuse(shape: Shape, ranks: int, orders: list[str], repetitions: int) -> None:
+def _refuse(shape: Shape, ranks: int, orders: list[str], repetitions: int, product_ms: float | None) -> None:
     if shape.op not in OPERATIONS:
         raise JobError(f"--op {shape.op!r} is not known; use {one_of(OPERATIONS)}")
     if shape.direction not in PASSES:
         raise JobError(f"--pass {shape.direction!r} is not known; use {one_of(PASSES)}")
+    if product_ms is not None and product_ms <= 0:
+        raise JobError(f"--emulate {product_ms:g} is no time; use the milliseconds of a chunk's product, 20")
     if ranks < 2:
         raise JobError(f"--ranks {ranks} has nothing to overlap; use 2 or more")
     if repetitions < 1:
@@ -71,6 +86,12 @@ def show_overlap(result: dict[str, Any], console: Console) -> None:
         f"{result['tokens']} tokens, hidden {result['hidden']}, ffn {result['ffn']} a rank"
     )
     console.print(title, highlight=False)
+    if result["product_ms"] is not None:
+        console.print(
+            f"EMULATED: a chunk's product is a wait of {result['product_ms']:g} ms, messages are real",
+            style="yellow",
+            highlight=False,
+        )
     console.print(
         f"compute {result['compute_ms']:.1f} ms, messages {result['comm_ms']:.1f} ms, both at once without "
         f"dependencies (contended) {result['contended_ms']:.1f} ms",

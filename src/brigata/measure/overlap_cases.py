@@ -74,7 +74,8 @@ def build_case(shape: Shape, group: dist.ProcessGroup) -> Case:
                 return (apply(channels[order]),)
         return torch.autograd.grad(outputs[order], (x, w), dy, retain_graph=True)
 
-    return Case(run, products, _messages(own, shape.hidden, dtype, group), expected)
+    chunk = torch.zeros(own, shape.hidden, dtype=dtype)
+    return Case(run, products, exchange_messages(chunk, group), expected)
 
 
 _Built = tuple[Callable[[Channel], Tensor], Callable[[], tuple[Tensor, ...]], tuple[Tensor, ...]]
@@ -118,14 +119,12 @@ def _row(shape: Shape, group: dist.ProcessGroup, x: Tensor, w: Tensor, dy: Tenso
     return lambda channel: linear_reduce_scatter(x, w, channel), products, expected
 
 
-def _messages(
-    own: int, hidden: int, dtype: torch.dtype, group: dist.ProcessGroup
-) -> Callable[[], list[dist.Work]]:
-    """All messages of a pass at once: one chunk to and from every other rank."""
+def exchange_messages(own: Tensor, group: dist.ProcessGroup) -> Callable[[], list[dist.Work]]:
+    """All messages of a pass at once: a chunk like ``own`` to and from every other rank."""
     n, rank = dist.get_world_size(group), dist.get_rank(group)
     channel = Channel(group, torch.device("cpu"), parse_order("direct"))
-    outgoing = torch.zeros(n, own, hidden, dtype=dtype)
-    incoming = torch.zeros(n, own, hidden, dtype=dtype)
+    outgoing = torch.zeros(n, *own.shape, dtype=own.dtype)
+    incoming = torch.zeros(n, *own.shape, dtype=own.dtype)
 
     def start() -> list[dist.Work]:
         messages = []

@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from brigata.measure.emulated import build_emulated_case
 from brigata.measure.overlap_cases import Case, Shape, build_case
 
 BURN_S = 0.4
@@ -28,7 +29,11 @@ def measure(request: dict[str, object]) -> dict[str, object]:
     assert isinstance(repetitions, int)
     assert isinstance(request["shape"], dict)
     share = _second_core_share()
-    case = build_case(Shape(**request["shape"]), group)
+    shape, product_ms = Shape(**request["shape"]), request["product_ms"]
+    if isinstance(product_ms, float):
+        case = build_emulated_case(shape, group, product_ms / 1e3)
+    else:
+        case = build_case(shape, group)
     _check_numerics(case, orders)
     timed = _timed(case, orders)
     names = list(timed)

@@ -8,6 +8,8 @@ from time import perf_counter
 
 import torch
 
+from brigata.simulate.trace import TraceSpan
+
 
 @dataclass
 class OperatorEvidence:
@@ -39,9 +41,14 @@ class Evidence:
     On the CPU a wait is timed by the clock. On an accelerator the host does not wait: two device events
     around the wait tell how long the stream stood still, and they are read in ``take``. (Device events have
     not been run on NCCL or HCCL yet.)
+
+    ``trace`` collects spans while it is a list: products, waits and messages, the last from their start to
+    the end of the wait for them (when a message arrives earlier than it is waited for, nobody is told).
     """
 
     operators: dict[str, OperatorEvidence] = field(default_factory=lambda: defaultdict(OperatorEvidence))
+    trace: list[TraceSpan] | None = None
+    rank: int = 0
     _pending: list[tuple[str, str, torch.Event, torch.Event]] = field(default_factory=list)
 
     @contextmanager
@@ -50,13 +57,28 @@ class Evidence:
         if device.type == "cpu":
             start = perf_counter()
             yield
-            self._add(operator, where, perf_counter() - start)
+            end = perf_counter()
+            self._add(operator, where, end - start)
+            self.span("wait", f"{operator} ({where})", start, end)
             return
         before, after = (torch.Event(device.type, enable_timing=True) for _ in range(2))
         before.record()
         yield
         after.record()
         self._pending.append((operator, where, before, after))
+
+    @contextmanager
+    def computing(self, operator: str, product: str) -> Iterator[None]:
+        """A product: counted, and traced where a trace is wanted."""
+        self.operators[operator].products += 1
+        start = perf_counter()
+        yield
+        self.span("compute", f"{operator}: {product}", start, perf_counter())
+
+    def span(self, lane: str, name: str, start_s: float, end_s: float) -> None:
+        """Add a span to the trace, if one is wanted; seconds of ``time.perf_counter``."""
+        if self.trace is not None:
+            self.trace.append(TraceSpan(self.rank, lane, name, start_s, end_s))
 
     def take(self) -> dict[str, OperatorEvidence]:
         """What was counted since the last call; counting begins anew."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -54,7 +55,7 @@ def execute(
     counted = channel.evidence.operators[operator]
     counted.calls += 1
     counted.overlapped_calls += plan.overlapped
-    handles: dict[Message, dist.Work] = {}
+    handles: dict[Message, tuple[dist.Work, float]] = {}
     for action in plan.actions:
         step = action.step
         if channel.before_step is not None:
@@ -62,14 +63,15 @@ def execute(
         match step:
             case Compute(product=product):
                 out = memory.view(action.regions[0]) if action.regions else None
-                products[product](action.rows, out)
-                counted.products += 1
+                with channel.evidence.computing(operator, product):
+                    products[product](action.rows, out)
             case Post():
                 handles |= _post(channel, operator, action, memory)
             case Wait(message=message):
-                handle = handles.pop(message)
+                handle, started = handles.pop(message)
                 with channel.evidence.waiting(operator, action.where, channel.device):
                     handle.wait()
+                channel.evidence.span("message", _name(operator, message), started, perf_counter())
             case Add():
                 _add([memory.view(region) for region in action.regions])
             case Collective(operation=operation):
@@ -78,7 +80,15 @@ def execute(
     assert not handles, f"{operator}: messages never waited for: {list(handles)}"
 
 
-def _post(channel: Channel, operator: str, action: Action, memory: Memory) -> dict[Message, dist.Work]:
+def _name(operator: str, message: Message) -> str:
+    way = "to" if isinstance(message, Send) else "from"
+    return f"{operator}: chunk {message.piece.chunk}.{message.piece.sub} {way} rank {message.peer}"
+
+
+def _post(
+    channel: Channel, operator: str, action: Action, memory: Memory
+) -> dict[Message, tuple[dist.Work, float]]:
+    """Start an action's messages; for each one its handle and when it was started (seconds)."""
     assert isinstance(action.step, Post)
     messages = action.step.messages
     buffers = [memory.view(region) for region in action.regions]
@@ -87,8 +97,9 @@ def _post(channel: Channel, operator: str, action: Action, memory: Memory) -> di
     counted.messages += sum(outgoing)
     counted.bytes_sent += sum(buffer.nbytes for buffer, out in zip(buffers, outgoing, strict=True) if out)
     peers = [message.peer for message in messages]
+    started = perf_counter()
     works = channel.post(list(zip(outgoing, buffers, peers, strict=True)))
-    return dict(zip(messages, works, strict=True))
+    return {message: (work, started) for message, work in zip(messages, works, strict=True)}
 
 
 def _add(tensors: list[Tensor]) -> None:

@@ -13,6 +13,7 @@ Source of the stages: Rajbhandari et al., arXiv 1910.02054.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,8 +25,9 @@ from brigata.parallel.sharded_parameter import ShardedParameter, parameters_with
 
 GATHER, SCATTER = "data_parallel.gather", "data_parallel.scatter"
 """Operators under which the engine counts what it does."""
-AHEAD = 1
-"""Groups that are gathered before they are needed."""
+AHEAD = 2
+"""Groups that are gathered before they are needed: a Transformer layer is two units, and a feed-forward's weights
+take longer to arrive than the attention before it takes to compute."""
 BEHIND = 2
 """Groups whose gradients may be under way when another group's backward begins; bounds memory."""
 
@@ -38,15 +40,17 @@ class _Scatter:
     gradient: Tensor
     received: Tensor
     works: list[dist.Work]
+    started_s: float
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     """Parameters that are used together, and where they stand."""
 
     modules: Sequence[nn.Module]
     parameters: list[ShardedParameter] = field(default_factory=list)
     gathering: list[dist.Work] | None = None
+    started_s: float = 0.0
     whole: bool = False
     scatters: list[_Scatter] = field(default_factory=list)
 
@@ -128,6 +132,7 @@ class DataEngine:
         messages = [message for parameter in group.parameters for message in parameter.gather()]
         counted = self.channel.evidence.operators[GATHER]
         counted.calls += 1
+        group.started_s = perf_counter()
         group.gathering = self._post(GATHER, messages)
 
     def _arrive(self, group: _Group, where: str) -> None:
@@ -136,6 +141,8 @@ class DataEngine:
             with self.channel.evidence.waiting(GATHER, where, self.channel.device):
                 for work in group.gathering:
                     work.wait()
+            name = f"{GATHER}: group {self.groups.index(group)}"
+            self.channel.evidence.span("message", name, group.started_s, perf_counter())
             group.gathering, group.whole = None, True
         if group.whole:
             for parameter in group.parameters:
@@ -157,8 +164,9 @@ class DataEngine:
         counted = self.channel.evidence.operators[SCATTER]
         counted.calls += 1
         counted.overlapped_calls += 1
+        started = perf_counter()
         works = self._post(SCATTER, messages)
-        group.scatters.append(_Scatter(parameter, gradient, received, works))
+        group.scatters.append(_Scatter(parameter, gradient, received, works, started))
 
     def _settle(self, group: _Group, where: str) -> None:
         """Wait for the group's gradients and add the contributions in rank order."""
@@ -166,6 +174,8 @@ class DataEngine:
             with self.channel.evidence.waiting(SCATTER, where, self.channel.device):
                 for work in scatter.works:
                     work.wait()
+            name = f"{SCATTER}: {tuple(scatter.gradient.shape)}"
+            self.channel.evidence.span("message", name, scatter.started_s, perf_counter())
             scatter.parameter.add_gradient(_sum_by_rank(scatter.received))
         group.scatters.clear()
 

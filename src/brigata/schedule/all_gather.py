@@ -5,22 +5,13 @@ order of computation: CommFuse (arXiv 2604.24013), algorithm 1; ``direct`` sends
 reader.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from brigata.describe.order import Order
+from brigata.schedule import baselines, hierarchical
 from brigata.schedule.chunks import Chunks, Piece
-from brigata.schedule.steps import (
-    Collective,
-    Compute,
-    Message,
-    Place,
-    Post,
-    Program,
-    Receive,
-    Send,
-    Step,
-    Wait,
-)
+from brigata.schedule.request import Gather, Turn, compute_as_they_arrive
+from brigata.schedule.steps import Collective, Message, Post, Program, Step, Wait
 
 
 def all_gather(order: Order, chunks: Chunks, rank: int, products: Sequence[str]) -> Program:
@@ -31,114 +22,100 @@ def all_gather(order: Order, chunks: Chunks, rank: int, products: Sequence[str])
         chunks: the cut of the tokens; rank r owns chunk r.
         rank: whose program.
         products: names of the products computed on each piece, in this order.
+
+    Raises:
+        ValueError: the order does not suit the size of the group; the end of a sentence.
     """
     assert chunks.parts == order.parts
-    build = _ORDERS[order.kind] if chunks.ranks > 1 else _alone
-    return Program(rank, tuple(build(chunks, rank, products)))
+    ask = Gather(order, chunks, rank, range(chunks.parts), tuple(products))
+    return Program(rank, tuple(gather_steps(ask)), order.wire)
 
 
-def _place(chunks: Chunks, piece: Piece) -> Place:
-    return Place("gathered", chunks.index(piece))
+def gather_steps(ask: Gather) -> list[Step]:
+    """The steps of an all-gather in the order that ``ask`` names."""
+    if ask.ranks == 1:
+        return ask.compute(*ask.pieces())
+    return _ORDERS[ask.order.kind](ask)
 
 
-def _compute(chunks: Chunks, pieces: Sequence[Piece], products: Sequence[str]) -> list[Step]:
-    reads = tuple(_place(chunks, piece) for piece in pieces)
-    return [Compute(product, tuple(pieces), reads=reads) for product in products]
-
-
-def _send(chunks: Chunks, piece: Piece, peer: int) -> Send:
-    return Send(piece, _place(chunks, piece), peer)
-
-
-def _receive(chunks: Chunks, piece: Piece, peer: int) -> Receive:
-    return Receive(piece, _place(chunks, piece), peer)
-
-
-def _alone(chunks: Chunks, rank: int, products: Sequence[str]) -> list[Step]:
-    return _compute(chunks, chunks.pieces(), products)
-
-
-def _blocking(chunks: Chunks, rank: int, products: Sequence[str]) -> list[Step]:
-    return [Collective("all_gather"), *_compute(chunks, chunks.pieces(), products)]
-
-
-def _exchange(chunks: Chunks, rank: int, sub: int) -> list[Message]:
+def exchange(ask: Gather, sub: int) -> list[Message]:
     """Everybody's sub-chunk ``sub`` to everybody, nearest peer first."""
-    n = chunks.ranks
     messages: list[Message] = []
-    for i in range(1, n):
-        messages.append(_send(chunks, Piece(rank, sub), (rank + i) % n))
-        messages.append(_receive(chunks, Piece((rank - i) % n, sub), (rank - i) % n))
+    for i in range(1, ask.ranks):
+        messages.append(ask.send(Piece(ask.rank, sub), ask.peer(i)))
+        messages.append(ask.receive(Piece(ask.peer(-i), sub), ask.peer(-i)))
     return messages
 
 
-def _blocking_p2p(chunks: Chunks, rank: int, products: Sequence[str]) -> list[Step]:
-    messages = _exchange(chunks, rank, 0)
-    waits = [Wait(message) for message in messages]
-    return [Post(tuple(messages)), *waits, *_compute(chunks, chunks.pieces(), products)]
+def _blocking(ask: Gather) -> list[Step]:
+    return [Collective("all_gather"), *ask.compute(*ask.pieces())]
 
 
-def _sliced(chunks: Chunks, rank: int, products: Sequence[str]) -> list[Step]:
+def _blocking_p2p(ask: Gather) -> list[Step]:
+    messages = exchange(ask, 0)
+    return [Post(tuple(messages)), *(Wait(message) for message in messages), *ask.compute(*ask.pieces())]
+
+
+def _sliced(ask: Gather) -> list[Step]:
     """Slice s is sub-chunk s of every chunk; its exchange travels while slice s - 1 is computed."""
-    exchanges = [_exchange(chunks, rank, sub) for sub in range(chunks.parts)]
+    exchanges = [exchange(ask, sub) for sub in ask.subs]
     steps: list[Step] = [Post(tuple(exchanges[0]))]
-    for sub, messages in enumerate(exchanges):
+    for i, messages in enumerate(exchanges):
         steps += [Wait(message) for message in messages]
-        if sub + 1 < len(exchanges):
-            steps.append(Post(tuple(exchanges[sub + 1])))
-        for chunk in range(chunks.ranks):
-            steps += _compute(chunks, [Piece(chunk, sub)], products)
+        if i + 1 < len(exchanges):
+            steps.append(Post(tuple(exchanges[i + 1])))
+        for chunk in range(ask.ranks):
+            steps += ask.compute(Piece(chunk, ask.subs[i]))
     return steps
 
 
-def _own_first(
-    chunks: Chunks, rank: int, products: Sequence[str], forwarded: Callable[[int, int], tuple[Send, Receive]]
-) -> list[Step]:
-    """Compute chunk rank - i at turn i, while ``forwarded(turn, sub)`` brings the chunk of the next turn."""
-    n = chunks.ranks
-    steps: list[Step] = []
-    sends: list[Send] = []
-    arriving: dict[Piece, Receive] = {}
-    for turn in range(n):
-        for sub in range(chunks.parts):
-            piece = Piece((rank - turn) % n, sub)
-            if turn > 0:
-                steps.append(Wait(arriving[piece]))
-            if turn + 1 < n:
-                send, receive = forwarded(turn, sub)
-                steps.append(Post((send, receive)))
-                sends.append(send)
-                arriving[receive.piece] = receive
-            steps += _compute(chunks, [piece], products)
-    return steps + [Wait(send) for send in sends]
-
-
-def _ring(chunks: Chunks, rank: int, products: Sequence[str]) -> list[Step]:
+def _ring(ask: Gather) -> list[Step]:
     """The chunk in hand goes on to the next rank while it is computed on."""
-    n = chunks.ranks
-
-    def forwarded(turn: int, sub: int) -> tuple[Send, Receive]:
-        in_hand, coming = Piece((rank - turn) % n, sub), Piece((rank - turn - 1) % n, sub)
-        return _send(chunks, in_hand, (rank + 1) % n), _receive(chunks, coming, (rank - 1) % n)
-
-    return _own_first(chunks, rank, products, forwarded)
+    return _rings(ask, [[(sub, 1)] for sub in ask.subs])
 
 
-def _direct(chunks: Chunks, rank: int, products: Sequence[str]) -> list[Step]:
+def _bidirectional(ask: Gather) -> list[Step]:
+    """Two rings: sub-chunks with even numbers travel right, the others left, both at once."""
+    return _rings(ask, [[(sub, 1), (sub + 1, -1)] for sub in ask.subs[::2]])
+
+
+def _rings(ask: Gather, lanes: list[list[tuple[int, int]]]) -> list[Step]:
+    """Each lane has sub-chunks that go on together, each with its way: 1 is right, -1 is left."""
+
+    def turns() -> Iterator[Turn]:
+        for turn in range(ask.ranks):
+            for lane in lanes:
+                in_hand = [(Piece(ask.peer(-way * turn), sub), way) for sub, way in lane]
+                messages: list[Message] = []
+                for piece, way in in_hand if turn + 1 < ask.ranks else ():
+                    coming = Piece(ask.peer(-way * (turn + 1)), piece.sub)
+                    messages += ask.send(piece, ask.peer(way)), ask.receive(coming, ask.peer(-way))
+                yield Turn(tuple(piece for piece, _ in in_hand), (tuple(messages),) if messages else ())
+
+    return compute_as_they_arrive(turns(), ask.compute)
+
+
+def _direct(ask: Gather) -> list[Step]:
     """The own chunk goes straight to each reader in turn; nothing is forwarded."""
-    n = chunks.ranks
 
-    def forwarded(turn: int, sub: int) -> tuple[Send, Receive]:
-        reader, owner = (rank + turn + 1) % n, (rank - turn - 1) % n
-        return _send(chunks, Piece(rank, sub), reader), _receive(chunks, Piece(owner, sub), owner)
+    def turns() -> Iterator[Turn]:
+        for turn in range(ask.ranks):
+            reader, owner = ask.peer(turn + 1), ask.peer(-turn - 1)
+            for sub in ask.subs:
+                pair = (ask.send(Piece(ask.rank, sub), reader), ask.receive(Piece(owner, sub), owner))
+                yield Turn((Piece(ask.peer(-turn), sub),), (pair,) if turn + 1 < ask.ranks else ())
 
-    return _own_first(chunks, rank, products, forwarded)
+    return compute_as_they_arrive(turns(), ask.compute)
 
 
-_ORDERS: dict[str, Callable[[Chunks, int, Sequence[str]], list[Step]]] = {
+_ORDERS: dict[str, Callable[[Gather], list[Step]]] = {
     "blocking": _blocking,
     "blocking_p2p": _blocking_p2p,
     "sliced": _sliced,
     "ring": _ring,
     "direct": _direct,
+    "bidirectional": _bidirectional,
+    "hierarchical": hierarchical.gather,
+    "userbuffers": _ring,
+    "async_tp": lambda ask: baselines.between_barriers(_direct(ask)),
 }

@@ -1,16 +1,22 @@
 """How a tensor's tokens are cut: one chunk a rank, sub-chunks to a chunk, uneven and empty ones included."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from math import isqrt
 from typing import NamedTuple
 
 
 class Piece(NamedTuple):
-    """What travels in one message or enters one product: a sub-chunk of the chunk that a rank owns."""
+    """What travels in one message or enters one product: a sub-chunk of the chunk that a rank owns.
+
+    In an all-to-all ``chunk`` is the rank to which the piece goes and ``source`` the rank from which it comes.
+    """
 
     chunk: int
     sub: int = 0
+    source: int | None = None
 
 
 def split_evenly(total: int, parts: int) -> tuple[int, ...]:
@@ -73,3 +79,52 @@ class Chunks:
         """All pieces in token order, or those of one chunk."""
         chunks = range(self.ranks) if chunk is None else (chunk,)
         return [Piece(c, s) for c in chunks for s in range(self.parts)]
+
+
+@dataclass(frozen=True)
+class Pairs(Chunks):
+    """The cut of an all-to-all: what each rank has for each rank, in ``parts`` sub-chunks.
+
+    ``rows[s * ranks + d]`` rows go from rank s to rank d (``Pairs.of`` takes them as a matrix). On rank r the
+    outgoing tensor holds the pieces for rank 0, 1, ... in this order, the incoming one those from rank 0, 1, ...
+    """
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], parts: int = 1) -> "Pairs":
+        """``rows[s][d]`` rows go from rank s to rank d."""
+        assert all(len(row) == len(rows) for row in rows), rows
+        return cls(tuple(size for row in rows for size in row), parts)
+
+    @classmethod
+    def even(cls, tokens: int, ranks: int, parts: int = 1) -> "Pairs":
+        """Cut ``tokens`` rows over all pairs of ``ranks`` as evenly as whole rows allow."""
+        return cls(split_evenly(tokens, ranks * ranks), parts)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return isqrt(len(self.rows))
+
+    def index(self, piece: Piece) -> int:
+        """Position of ``piece`` among all pieces: by source, then by destination."""
+        assert piece.source is not None, piece
+        return (piece.source * self.ranks + piece.chunk) * self.parts + piece.sub
+
+    def pieces(self, chunk: int | None = None) -> list[Piece]:
+        """All pieces by source, then by destination, or those that go to rank ``chunk``."""
+        if chunk is not None:
+            return self.incoming(chunk)
+        return [piece for source in range(self.ranks) for piece in self.outgoing(source)]
+
+    def outgoing(self, rank: int) -> list[Piece]:
+        """What ``rank`` has, in the order of its outgoing tensor; what it keeps is among it."""
+        return [Piece(d, s, rank) for d in range(self.ranks) for s in range(self.parts)]
+
+    def incoming(self, rank: int) -> list[Piece]:
+        """What ``rank`` gets, in the order of its incoming tensor; what it keeps is among it."""
+        return [Piece(rank, s, source) for source in range(self.ranks) for s in range(self.parts)]
+
+    def reversed(self) -> "Pairs":
+        """The same pairs on their way back."""
+        n = self.ranks
+        return Pairs(tuple(self.rows[d * n + s] for s in range(n) for d in range(n)), self.parts)

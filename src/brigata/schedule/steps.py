@@ -7,19 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from brigata.describe.order import Wire
 from brigata.schedule.chunks import Chunks, Piece
 
-Space = Literal["gathered", "work", "sum", "own"]
+Space = Literal["gathered", "work", "sum", "own", "outgoing", "incoming"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where one piece lies on a rank.
 
-    ``gathered``  the whole tensor of a gather; index = position of the piece in token order
-    ``work``      buffers for partial sums on their way out or in; index = slot
-    ``sum``       accumulators of arrived contributions, fp32 or better; index = sub-chunk
+    ``gathered``  the whole tensor of a gather or all-reduce; index = position of the piece in token order
+    ``work``      buffers for partial sums on their way out or in, in the program's ``wire``; index = slot
+    ``sum``       accumulators of arrived contributions, fp32 or better; index = slot
     ``own``       the rank's own chunk of a scatter's result; index = sub-chunk
+    ``outgoing``  what an all-to-all takes from here; index = position of the piece among ``Pairs.outgoing``
+    ``incoming``  what an all-to-all brings here; index = position of the piece among ``Pairs.incoming``
+
+    All but ``work`` and ``sum`` are in the activation's dtype. Inputs lie at their places when a program begins:
+    the own chunk in ``gathered``; for an all-to-all all of ``outgoing``, and what the rank keeps in ``incoming``.
     """
 
     space: Space
@@ -77,7 +83,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """``target`` becomes the sum of ``sources``, added from left to right; ``target`` may be one of them."""
+    """``target`` becomes the sum of ``sources``, added from left to right; ``target`` may be one of them.
+
+    With one source it is a copy.
+    """
 
     sources: tuple[Place, ...]
     target: Place
@@ -85,20 +94,30 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The backend's own blocking collective over the whole tensor."""
+    """The backend's own blocking collective over the whole tensor.
 
-    operation: Literal["all_gather", "reduce_scatter"]
+    ``all_gather`` fills ``gathered``; ``reduce_scatter`` sums ``work``, where piece i lies in slot i, into
+    ``own``; ``all_reduce`` sums ``gathered`` in place; ``all_to_all`` takes ``outgoing`` to ``incoming``.
+    """
+
+    operation: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 
-Step = Compute | Post | Wait | Add | Collective
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """No rank of the group goes on before all have come here."""
+
+
+Step = Compute | Post | Wait | Add | Collective | Barrier
 
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's steps in order."""
+    """One rank's steps in order. ``wire`` is the dtype of ``work``, and so of partial sums in messages."""
 
     rank: int
     steps: tuple[Step, ...]
+    wire: Wire = ""
 
 
 @dataclass(frozen=True)
@@ -127,17 +146,20 @@ def touched(step: Step) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
 
 def without_empty_pieces(steps: Sequence[Step], chunks: Chunks) -> tuple[Step, ...]:
     """Drop whatever concerns pieces of zero rows: no product, no message, no addition."""
-    empty = {piece for piece in chunks.pieces() if chunks.size(piece) == 0}
-    if not empty:
+    if min(chunks.rows) >= chunks.parts:
         return tuple(steps)
+
+    def empty(piece: Piece) -> bool:
+        return chunks.size(piece) == 0
+
     kept: list[Step] = []
     holds_nothing: set[Place] = set()
     for step in steps:
         match step:
             case Compute(product, pieces, reads, writes):
-                full = [i for i, piece in enumerate(pieces) if piece not in empty]
+                full = [i for i, piece in enumerate(pieces) if not empty(piece)]
                 holds_nothing.difference_update(writes)
-                holds_nothing.update(writes[i] for i, piece in enumerate(pieces) if writes and piece in empty)
+                holds_nothing.update(writes[i] for i, piece in enumerate(pieces) if writes and empty(piece))
                 if full:
                     some_reads = tuple(reads[i] for i in full) if reads else ()
                     some_writes = tuple(writes[i] for i in full) if writes else ()
@@ -145,13 +167,13 @@ def without_empty_pieces(steps: Sequence[Step], chunks: Chunks) -> tuple[Step, .
             case Post(messages):
                 for message in messages:
                     if isinstance(message, Receive):
-                        mark = holds_nothing.add if message.piece in empty else holds_nothing.discard
+                        mark = holds_nothing.add if empty(message.piece) else holds_nothing.discard
                         mark(message.place)
-                travelling = tuple(message for message in messages if message.piece not in empty)
+                travelling = tuple(message for message in messages if not empty(message.piece))
                 if travelling:
                     kept.append(Post(travelling))
             case Wait(message):
-                if message.piece not in empty:
+                if not empty(message.piece):
                     kept.append(step)
             case Add(sources, target):
                 if any(source in holds_nothing for source in sources):
@@ -159,6 +181,6 @@ def without_empty_pieces(steps: Sequence[Step], chunks: Chunks) -> tuple[Step, .
                 else:
                     holds_nothing.discard(target)
                     kept.append(step)
-            case Collective():
+            case Collective() | Barrier():
                 kept.append(step)
     return tuple(kept)

@@ -25,6 +25,7 @@ from brigata.train.metrics import DATA_PARALLEL, PHASES, MetricsFile, Phases, pe
 from brigata.train.optimizer import build_optimizer, learning_rate
 from brigata.train.progress import TrainingProgress
 from brigata.train.report import write_report
+from brigata.train.tracing import begin_trace, end_trace
 from brigata.train.trigram import trigram_loss
 
 
@@ -58,12 +59,19 @@ def train(job: Job, out: Path, device: torch.device) -> None:
     model = build_model(job, mesh)
     batches = Batches(corpus.train, job.workload.seq_len, job.workload.global_batch, job.train.seed)
     optimizer = build_optimizer(job, model.parameters)
-    run = _Run(job, model, optimizer, batches, Phases(device), device, mesh["dp"].get_local_rank())
+    run = _Run(
+        job, model, optimizer, batches, Phases(device, model.evidence), device, mesh["dp"].get_local_rank()
+    )
     metrics = MetricsFile(out / "metrics.jsonl") if main else None
     console = Console()
     with TrainingProgress(console, job.name, job.train.steps, shown=main) as progress:
+        first_traced, last_traced = job.train.trace_steps or (-1, -1)
         for step in range(job.train.steps):
+            if step == first_traced:
+                begin_trace(model)
             record = _step(run, step)
+            if step == last_traced:
+                end_trace(model, out / "trace.json", job.name, device)
             run.records.append(record)
             if metrics is not None:
                 metrics.write(record)

@@ -12,6 +12,8 @@ from time import perf_counter
 
 import torch
 
+from brigata.overlap.evidence import Evidence
+
 PHASES = ("compute", "exposed tensor-parallel", "exposed data-parallel", "optimizer", "data")
 """Parts of a step's time, in the order in which they are shown."""
 
@@ -22,8 +24,8 @@ DATA_PARALLEL = ("fully_shard.", "data_parallel.")
 class Phases:
     """Seconds a step of one rank, by phase. On an accelerator a phase ends when its work is done."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, evidence: Evidence) -> None:
+        self.device, self.evidence = device, evidence
         self.now: dict[str, float] = defaultdict(float)
         self.steps: list[dict[str, float]] = []
 
@@ -34,7 +36,9 @@ class Phases:
         yield
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
-        self.now[name] += perf_counter() - start
+        end = perf_counter()
+        self.now[name] += end - start
+        self.evidence.span("phase", name, start, end)
 
     def end_step(self, exposed: Mapping[str, float]) -> float:
         """Close a step, take exposed communication out of ``compute``, return the step's time (seconds)."""

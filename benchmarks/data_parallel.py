@@ -1,0 +1,185 @@
+"""Data-parallel training steps: our ZeRO engine beside stock FSDP2 and DDP, two interleaved ranks.
+
+    python benchmarks/data_parallel.py --rate 1gbit --repetitions 15 --json data_parallel.json
+
+All competitors train the same model from the same values on the same tokens; losses are compared first.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from end_to_end import LR, MODEL, SEQ_LEN, SEQUENCES, VOCAB, print_table, run_on_two_ranks
+
+LAYOUTS = {
+    "brigata zero 2": {"zero": 2},
+    "brigata zero 1": {"zero": 1},
+    "brigata zero 3": {"zero": 3},
+    "fsdp2 zero 2": {"zero": 2, "zero_engine": "fsdp2"},
+    "fsdp2 zero 3": {"zero": 3, "zero_engine": "fsdp2"},
+}
+
+
+def run_rank(repetitions: int) -> dict[str, Any] | None:
+    """One rank: build every competitor, check that losses agree, time them in turn."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, VOCAB, (SEQUENCES, SEQ_LEN + 1), generator=generator)
+    share = tokens.chunk(dist.get_world_size())[dist.get_rank()]
+    steps = {name: _brigata(layout, share) for name, layout in LAYOUTS.items()}
+    steps["ddp"] = _ddp(share)
+    losses = {name: [step()["loss"] for _ in range(3)] for name, step in steps.items()}
+    for name, values in losses.items():
+        for mine, other in zip(values, losses["ddp"], strict=True):
+            assert abs(mine - other) < 1e-4, f"{name}: {losses}"
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    exposed: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
+    names = list(steps)
+    for repetition in range(repetitions):
+        for i in range(len(names)):
+            name = names[(i + repetition) % len(names)]
+            dist.barrier()
+            start = perf_counter()
+            seen = steps[name]()
+            duration = torch.tensor((perf_counter() - start) * 1e3)
+            dist.all_reduce(duration, dist.ReduceOp.MAX)
+            samples[name].append(float(duration))
+            exposed[name].append(seen)
+    main = dist.get_rank() == 0
+    dist.barrier()
+    dist.destroy_process_group()
+    if not main:
+        return None
+    parts = ("start_of_forward_ms", "middle_ms", "end_of_backward_ms")
+    shown = {
+        name: {part: median(e.get(part, 0.0) for e in seen) for part in parts}
+        for name, seen in exposed.items()
+    }
+    return {"losses": losses, "samples_ms": samples, "exposed_ms": shown}
+
+
+def _brigata(layout: dict[str, Any], tokens: Any) -> Callable[[], dict[str, float]]:
+    """A step of Brigata's model under ``layout``; also tells what was exposed, and where."""
+    from brigata.describe import parse_job
+    from brigata.parallel.apply import build_model
+    from brigata.parallel.gradients import clip_gradients
+    from brigata.parallel.mesh import build_mesh
+    from brigata.train.optimizer import build_optimizer
+
+    job = parse_job(
+        {
+            "version": 1,
+            "model": MODEL | {"vocab": VOCAB},
+            "workload": {"seq_len": SEQ_LEN, "global_batch": SEQUENCES},
+            "layout": {"dp": 2} | layout,
+            "train": {"lr": LR},
+        }
+    )
+    model = build_model(job, build_mesh(job))
+    optimizer = build_optimizer(job, model.parameters)
+
+    def step() -> dict[str, float]:
+        # Gathering begins here and not at the end of the step before, when other competitors would hide it.
+        model.optimizer_stepped()
+        loss = model.module(tokens[:, :-1], tokens[:, 1:]) / job.tokens_per_step
+        loss.backward()
+        model.finish_gradients()
+        clip_gradients(model.parameters, 1.0, model.evidence)
+        optimizer.step()
+        optimizer.zero_grad()
+        evidence = model.evidence.take()
+        waits = [counted for name, counted in evidence.items() if name != "gradient_norm"]
+        return {
+            "loss": _over_ranks(loss),
+            "start_of_forward_ms": sum(counted.head_s for counted in waits) * 1e3,
+            "middle_ms": sum(counted.middle_s for counted in waits) * 1e3,
+            "end_of_backward_ms": sum(counted.tail_s for counted in waits) * 1e3,
+        }
+
+    return step
+
+
+def _ddp(tokens: Any) -> Callable[[], dict[str, float]]:
+    """A step of the same decoder, whole on each rank, in PyTorch's DistributedDataParallel."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from brigata.describe import ModelSpec
+    from brigata.model.decoder import Decoder
+    from brigata.model.initial import initial_value
+
+    spec = ModelSpec.model_validate(MODEL | {"vocab": VOCAB})
+    model = Decoder(spec)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_value(name, parameter.shape, len(spec.pattern), 0, torch.float32))
+    wrapped = DistributedDataParallel(model)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    norms = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), fused=True)
+    counted = tokens[:, 1:].numel()
+
+    def step() -> dict[str, float]:
+        loss = wrapped(tokens[:, :-1], tokens[:, 1:]) / counted
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"loss": _over_ranks(loss) / 2}
+
+    return step
+
+
+def _over_ranks(loss: Any) -> float:
+    """Sum of the ranks' shares of the loss."""
+    import torch.distributed as dist
+
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return float(total)
+
+
+def main() -> None:
+    """Start the ranks, or be one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rate", help="link rate, for instance 1gbit (Linux, root); default: loopback")
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        result = run_rank(options.repetitions)
+        if result is not None:
+            print(json.dumps(result))
+        return
+    argv = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        "--rank",
+        "--repetitions",
+        str(options.repetitions),
+    ]
+    result = run_on_two_ranks(argv, options.rate)
+    print(f"2 ranks, dp 2, {options.rate or 'loopback'}, {options.repetitions} interleaved repetitions")
+    print_table(result["samples_ms"], "brigata zero 2")
+    for name, parts in result["exposed_ms"].items():
+        if name != "ddp":
+            print(f"{name:24s} exposed: " + ", ".join(f"{part} {value:.0f}" for part, value in parts.items()))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
