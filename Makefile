@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test stress lint clean
 
 demo: $(STAMP)
 	$(BIN)/brigata train jobs/demo.toml
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+stress: $(STAMP)
+	$(BIN)/python -m pytest tests/stress.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

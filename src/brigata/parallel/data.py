@@ -26,9 +26,9 @@ from brigata.parallel.sharded_parameter import ShardedParameter, parameters_with
 GATHER, SCATTER = "data_parallel.gather", "data_parallel.scatter"
 """Operators under which the engine counts what it does."""
 AHEAD = 2
-"""Groups that are gathered before they are needed: a Transformer layer is two units, and a feed-forward's weights
-take longer to arrive than the attention before it takes to compute."""
-BEHIND = 2
+"""Groups that are gathered before they are needed. A Transformer layer is two units, and a feed-forward's
+weights may take longer to arrive than the attention before it takes to compute."""
+BEHIND = 4
 """Groups whose gradients may be under way when another group's backward begins; bounds memory."""
 
 
@@ -109,7 +109,7 @@ class DataEngine:
             self._bind()
         for group in self.groups[i : i + 1 + AHEAD]:
             self._gather(group)
-        self._arrive(self.groups[i], "head" if i == 0 else "middle")
+        self._arrive(self.groups[i], "head" if i <= 1 else "middle")
 
     def _after_forward(self, i: int) -> None:
         tied = self.model.spec.tie_embeddings and i == 0
