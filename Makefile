@@ -18,7 +18,7 @@ stress: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src/brigata/describe src/brigata/schedule
+	$(BIN)/mypy src/brigata/describe src/brigata/schedule src/brigata/simulate
 	$(BIN)/lint-imports
 
 $(STAMP): pyproject.toml constraints.txt

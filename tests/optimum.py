@@ -1,19 +1,21 @@
 """The fastest schedule there can be, found exactly: a small constraint model of the overlapped all-gather.
 
-The model. N ranks, each chunk cut into m pieces. A rank computes one product on every piece, one at a time. A
-piece may reach a rank from its owner or from any rank that has it (relay), and each port carries one message at a
-time. Products and messages take what ``Durations`` and ``Network`` say; nothing else takes time.
+The model. N ranks, each chunk cut into m pieces. A rank computes one product on every piece, one at a
+time. A piece may reach a rank from its owner or from any rank that has it (relay), and each port carries
+one message at a time. Products and messages take what ``Durations`` and ``Network`` say; nothing else
+takes time.
 
-Reduce-scatter is the same problem with time reversed. Take a reduce-scatter: every rank computes a contribution
-to every piece, and partial sums travel, merged anywhere, until each owner has everything. If a rank sends several
-messages about a piece, drop all but the last and put all that the rank has by then into it: what had left earlier
-still leaves, whoever got a dropped message still sends its own later, nothing is counted twice, and nothing
-takes longer. Now each rank but the owner sends exactly one message about a piece, after its own product on the
-piece and after the arrival of all that is merged into it. Read backwards in time, each rank but the owner receives
-the piece exactly once, and only afterwards computes on it and passes it on: an all-gather, with as many products
-and messages, through the same ports the other way, and as long. The owner's own product is free in time in both.
-The other direction is the same argument: a piece received twice is needed once, so all but the first receipt
-can be dropped. Hence both have the same optimum; ``mirrored`` is the reversal.
+Reduce-scatter is the same problem with time reversed. Take a reduce-scatter: every rank computes a
+contribution to every piece, and partial sums travel, merged anywhere, until each owner has everything. If
+a rank sends several messages about a piece, drop all but the last and put all that the rank has by then
+into it: what had left earlier still leaves, whoever got a dropped message still sends its own later,
+nothing is counted twice, and nothing takes longer. Now each rank but the owner sends exactly one message
+about a piece, after its own product on the piece and after the arrival of all that is merged into it.
+Read backwards in time, each rank but the owner receives the piece exactly once, and only afterwards
+computes on it and passes it on: an all-gather, with as many products and messages, through the same ports
+the other way, and as long. The owner's own product is free in time in both. The other direction is the
+same argument: a piece received twice is needed once, so all but the first receipt can be dropped. Hence
+both have the same optimum; ``mirrored`` is the reversal.
 """
 
 from collections.abc import Iterator

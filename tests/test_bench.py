@@ -11,7 +11,7 @@ from brigata.describe import JobError
 from brigata.measure.overlap_bench import bench_overlap
 from brigata.measure.overlap_cases import OPERATIONS, PASSES, Shape
 
-ORDERS = ["blocking", "blocking_p2p", "sliced:4", "ring", "direct:2"]
+ORDERS = ["blocking", "blocking_p2p", "sliced:4", "ring", "direct:2", "auto"]
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -25,9 +25,18 @@ def test_json_has_every_order_as_typed(op: str, tmp_path: Path) -> None:
     assert list(result["orders"]) == ORDERS
     for figures in result["orders"].values():
         assert figures["time_ms"] > 0
-        assert figures.keys() == {"time_ms", "exposed_ms", "ratio_to_contended"}
+        assert figures.keys() == {"time_ms", "predicted_ms", "exposed_ms", "ratio_to_contended"}
     assert all(result[key] > 0 for key in ("compute_ms", "comm_ms", "contended_ms", "second_core_share"))
     assert all(len(samples) == 3 for samples in result["samples_ms"].values())
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_emulated_products_take_the_time_they_are_given(op: str) -> None:
+    shape = Shape(op, "forward", 64, 32, 48)
+    result = bench_overlap(shape, 2, ["blocking_p2p", "direct"], 3, None, product_ms=5.0)
+    assert result["product_ms"] == 5.0
+    assert 10 <= result["compute_ms"] < 15
+    assert all(figures["time_ms"] >= 10 for figures in result["orders"].values())
 
 
 @pytest.mark.parametrize(
@@ -41,6 +50,7 @@ def test_json_has_every_order_as_typed(op: str, tmp_path: Path) -> None:
         ({"orders": ["spiral"]}, "--orders: 'spiral' is no order; use blocking"),
         ({"repetitions": 0}, "--repetitions 0 measures nothing"),
         ({"rate": "fast"}, "fast"),
+        ({"product_ms": 0.0}, "--emulate 0 is no time"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(changes: dict[str, object], sentence: str) -> None:

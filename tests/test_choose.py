@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brigata.describe import Order, parse_order
-from brigata.schedule import OPERATORS, Chunks, build_schedule
-from brigata.simulate import Duration, Durations, Link, Network, candidates, choose, lower_bound, simulate
+from brigata.schedule import OPERATORS, PAIR_OPERATORS, Chunks, build_schedule
+from brigata.simulate import Duration, Durations, Link, Network, choose, every_order, lower_bound, simulate
+from brigata.simulate.cuts import Rows, cut
 
 GATHER, SCATTER = "all_gather_linear.forward", "linear_reduce_scatter.forward"
 ROWS = 24
@@ -34,19 +35,33 @@ NETWORKS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+CHUNKS = st.lists(st.integers(0, 30), min_size=1, max_size=6)
+PAIRS = st.integers(1, 5).flatmap(
+    lambda n: st.lists(st.lists(st.integers(0, 30), min_size=n, max_size=n), min_size=n, max_size=n)
+)
+WORK = st.one_of(
+    st.tuples(st.sampled_from(sorted(OPERATORS)), CHUNKS),
+    st.tuples(st.sampled_from(sorted(PAIR_OPERATORS)), PAIRS),
+)
+
+
+@settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from(sorted(OPERATORS)),
-    st.sampled_from(candidates()),
-    st.lists(st.integers(0, 30), min_size=1, max_size=6).map(tuple),
+    WORK,
     st.builds(durations, st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 0.1])),
     NETWORKS,
     st.booleans(),
+    st.data(),
 )
 def test_no_order_beats_the_bound(
-    operator: str, order: Order, rows: tuple[int, ...], durations: Durations, network: Network, stream: bool
+    work: tuple[str, Rows], durations: Durations, network: Network, stream: bool, data: st.DataObject
 ) -> None:
-    schedule = build_schedule(operator, order, Chunks(rows, order.parts))
+    operator, rows = work
+    order = data.draw(st.sampled_from(every_order(len(rows), network)))
+    try:
+        schedule = build_schedule(operator, order, cut(operator, rows, order.parts))
+    except ValueError:
+        return
     bound = lower_bound(operator, rows, durations, network)
     assert simulate(schedule, durations, network, stream=stream).total_s >= bound * (1 - 1e-9)
 
@@ -89,9 +104,17 @@ def test_predictions_are_sorted_and_ties_go_to_fewer_messages() -> None:
     assert choice.order == Order("ring")
 
 
-@pytest.mark.parametrize("operator", sorted(OPERATORS))
+@pytest.mark.parametrize("operator", sorted(OPERATORS | PAIR_OPERATORS))
 def test_every_operator_has_a_choice(operator: str) -> None:
-    rows = (5, 0, 7)
-    choice = choose(operator, rows, durations(call_s=0.01), network(1.0, 0.01))
-    assert choice.seconds >= lower_bound(operator, rows, durations(call_s=0.01), network(1.0, 0.01))
-    assert choice.order in candidates()
+    rows: Rows = [(5, 0, 7)] * 3 if operator in PAIR_OPERATORS else (5, 0, 7)
+    work, net = durations(call_s=0.01), network(1.0, 0.01)
+    choice = choose(operator, rows, work, net)
+    assert choice.seconds >= lower_bound(operator, rows, work, net)
+    assert choice.order in every_order(3, net)
+
+
+@pytest.mark.parametrize("operator", [GATHER, SCATTER])
+def test_nodes_are_used_where_there_are_some(operator: str) -> None:
+    """A slow port a node, shared by its ranks: each chunk should cross it as seldom as can be."""
+    net = Network(Link(float(ROWS)), 4, Link(ROWS / 4, 0.1), "rank")
+    assert choose(operator, (ROWS,) * 16, durations(), net).order.kind == "hierarchical"

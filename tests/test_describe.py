@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from brigata.describe import JobError, ModelSpec, count_parameters, load_job, parse_order
+from brigata.describe.order import ORDERS
 from brigata.describe.template import job_schema, job_template
 
 DEMO = Path(__file__).parents[1] / "jobs" / "demo.toml"
@@ -27,6 +28,34 @@ DEMO = Path(__file__).parents[1] / "jobs" / "demo.toml"
         ("layout.overlap=sliced", "layout.overlap = 'sliced' needs a number of slices; use sliced:4"),
         ("layout.overlap=ring:0", "layout.overlap = 'ring:0' needs a whole number of parts from 1 to 64"),
         ("layout.overlap=blocking:2", "layout.overlap = 'blocking:2' has no parts; use blocking"),
+        ("layout.overlap=async_tp:2", "layout.overlap = 'async_tp:2' has no parts; use async_tp"),
+        (
+            "layout.overlap=direct:2:2",
+            "layout.overlap = 'direct:2:2' needs a whole number of parts from 1 to 64",
+        ),
+        (
+            "layout.overlap=bidirectional:3",
+            "needs an even number of parts, half of them either way; use bidirectional:4",
+        ),
+        (
+            "layout.overlap=hierarchical",
+            "needs the number of ranks a node, from 1 to 4096; use hierarchical:8",
+        ),
+        (
+            "layout.overlap=hierarchical:x",
+            "needs the number of ranks a node, from 1 to 4096; use hierarchical:8",
+        ),
+        (
+            "layout.overlap=hierarchical:4:0",
+            "needs a whole number of parts from 1 to 64; use hierarchical:4:2",
+        ),
+        ("layout.overlap=ring:2@bf16", "can send sums as they are or in fp32; use ring:2 or ring:2@fp32"),
+        ("layout.overlap=ring@", "can send sums as they are or in fp32; use ring or ring@fp32"),
+        (
+            "layout.overlap=blocking@fp32",
+            "leaves the dtype of its messages to the backend; use blocking or blocking_p2p@fp32",
+        ),
+        ("layout.overlap=hierarchical:3", "layout.overlap = 'hierarchical:3': 3 ranks a node do not divide"),
         ("layout.zero=0", "layout.zero = 0 is refused: input should be 1, 2 or 3"),
         ("layout.cp=2", "layout.cp = 2: context parallelism does not run yet; use 1"),
         ("layout.pp=2", "layout.pp = 2: pipeline parallelism does not run yet; use 1"),
@@ -100,6 +129,24 @@ def test_the_schema_knows_every_section() -> None:
     assert "description" in schema["$defs"]["Layout"]["properties"]["tp"]
 
 
-@pytest.mark.parametrize("name", ["blocking", "sliced:4", "ring", "direct:3"])
+def test_auto_is_an_overlap_but_no_order() -> None:
+    assert load_job(DEMO, ["layout.overlap=auto"]).layout.overlap == "auto"
+    with pytest.raises(ValueError, match="is no order"):
+        parse_order("auto")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blocking", "sliced:4", "ring", "direct:3", "bidirectional", "bidirectional:4", "hierarchical:8",
+     "hierarchical:8:2", "userbuffers", "async_tp", "ring@fp32", "direct:2@fp32", "hierarchical:8:2@fp32"],
+)  # fmt: skip
 def test_orders_read_back_as_written(name: str) -> None:
     assert str(parse_order(name)) == name
+
+
+def test_every_order_is_described_and_knows_whether_it_overlaps() -> None:
+    examples = {"sliced": "sliced:2", "hierarchical": "hierarchical:2"}
+    parsed = {kind: parse_order(examples.get(kind, kind)) for kind in ORDERS}
+    assert [kind for kind, order in parsed.items() if not order.overlapped] == ["blocking", "blocking_p2p"]
+    assert (parsed["bidirectional"].parts, parsed["hierarchical"].node, parsed["ring"].wire) == (2, 2, "")
+    assert parse_order("ring:2@fp32").wire == "fp32"

@@ -13,6 +13,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2-regather": {"tp": 2, "keep_gathered": False},
     "tp2-ring": {"tp": 2, "overlap": "ring:2"},
     "tp4": {"tp": 4},
+    "tp2-auto": {"tp": 2, "overlap": "auto"},
+    "tp2-dp2-auto": {"tp": 2, "dp": 2, "overlap": "auto", "keep_gathered": False},
     "tp4-ring": {"tp": 4, "overlap": "ring"},
     "tp4-sliced": {"tp": 4, "overlap": "sliced:2"},
     "tp2-blocking": {"tp": 2, "overlap": "blocking"},

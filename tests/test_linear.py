@@ -14,6 +14,15 @@ from brigata.overlap.linear import all_gather_linear, linear_reduce_scatter
 from pool import Pool
 
 ORDERS = ["blocking", "blocking_p2p", "sliced:4", "ring", "direct", "ring:3", "direct:2"]
+ORDERS += [
+    "bidirectional",
+    "bidirectional:4",
+    "hierarchical:2",
+    "hierarchical:2:2",
+    "userbuffers",
+    "async_tp",
+]
+ORDERS += ["ring@fp32"]
 CUTS = {
     "even": lambda n: [6] * n,
     "uneven": lambda n: [3 + 2 * r for r in range(n)],

@@ -1,15 +1,17 @@
 """Simulated times against closed forms, and what sharing, streams and meetings do to them."""
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brigata.describe import parse_order
-from brigata.schedule import OPERATORS, Chunks, Piece, Program, Schedule, build_schedule
-from brigata.schedule.steps import Compute, Place, Post, Receive, Send, Step, Wait
-from brigata.simulate import Duration, Durations, Link, Network, SimulatedTime, candidates, simulate
+from brigata.schedule import OPERATORS, Chunks, Pairs, Piece, Program, Schedule, build_schedule
+from brigata.schedule.steps import Barrier, Compute, Place, Post, Receive, Send, Step, Wait
+from brigata.simulate import Duration, Durations, Link, Network, SimulatedTime, every_order, simulate
 from brigata.simulate.network import fair_rates
 
 GATHER, SCATTER = "all_gather_linear.forward", "linear_reduce_scatter.forward"
@@ -19,8 +21,8 @@ RATIOS = (0.25, 0.5, 1.0, 1.5, 4.0)
 OVERLAPPED = ("ring", "direct")
 
 
-def durations(product_s: float = 1.0, addition_s: float = 0.0, **others: float) -> Durations:
-    """A chunk of ROWS rows takes ``product_s`` for a product and ``addition_s`` for an addition; bytes are rows."""
+def durations(product_s: float = 1.0, addition_s: float = 0.0, **others: Any) -> Durations:
+    """For a chunk of ROWS rows a product takes ``product_s``, an addition ``addition_s``; bytes are rows."""
     return Durations(
         {product: Duration(product_s / ROWS) for product in PRODUCTS},
         bytes_per_row=1.0,
@@ -114,10 +116,45 @@ def test_slices_leave_a_head_or_tail_of_one_slice(parts: int) -> None:
         assert rank.tail_s == pytest.approx(3 * 0.5 / parts)
 
 
+@pytest.mark.parametrize("message_s", RATIOS)
+@pytest.mark.parametrize("operator", ["linear_all_to_all.forward", "all_to_all_linear.forward"])
+def test_all_to_all_hides_as_much(operator: str, message_s: float) -> None:
+    pairs = Pairs.of([[ROWS] * 4] * 4)
+    found = simulate(build_schedule(operator, parse_order("direct"), pairs), durations(), network(message_s))
+    assert found.total_s == pytest.approx(1 + 3 * max(1, message_s))
+    blocking = simulate(
+        build_schedule(operator, parse_order("blocking"), pairs), durations(), network(message_s)
+    )
+    assert blocking.total_s == pytest.approx(4 + 3 * message_s)
+
+
+def test_all_reduce_leaves_its_last_gather() -> None:
+    """The sums are whole only after the last product; the backend's collective hides nothing."""
+    net, operator = network(0.5), "linear_all_reduce.forward"
+    assert time(operator, "blocking", [ROWS] * 4, durations(), net).total_s == pytest.approx(4 + 2 * 3 * 0.5)
+    for rank in time(operator, "direct", [ROWS] * 4, durations(), net).ranks:
+        assert rank.tail_s == pytest.approx(3 * 0.5)
+
+
+def test_sums_in_fp32_are_wider_and_gathered_rows_are_not() -> None:
+    wide, net = durations(fp32_bytes_per_row=2.0), network(4.0)
+    assert time(SCATTER, "ring@fp32", [ROWS] * 4, wide, net).total_s == pytest.approx(1 + 3 * 8)
+    assert time(GATHER, "ring@fp32", [ROWS] * 4, wide, net).total_s == pytest.approx(1 + 3 * 4)
+
+
+def test_barriers_take_time() -> None:
+    operator, net = "all_gather_linear.forward", network(0.5)
+    with_barriers = build_schedule(operator, parse_order("async_tp"), Chunks((ROWS,) * 4))
+    barriers = sum(isinstance(step, Barrier) for step in with_barriers.programs[0].steps)
+    found = simulate(with_barriers, durations(barrier_s=0.25), net)
+    assert barriers > 0
+    assert found.total_s == pytest.approx(4 + barriers * 0.25)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(sorted(OPERATORS)),
-    st.sampled_from(candidates()),
+    st.sampled_from(every_order(6, network(1.0))),
     st.lists(st.integers(0, 9), min_size=1, max_size=6),
     st.sampled_from(RATIOS),
     st.booleans(),
@@ -138,7 +175,7 @@ def test_time_is_accounted_for(
         assert parts.exposed_s == pytest.approx(found.total_s - parts.compute_s)
         assert parts.head_s + parts.tail_s <= parts.exposed_s + 1e-9
         assert parts.end_s == pytest.approx(sum(span.end_s - span.start_s for span in own))
-        for before, after in zip(own, own[1:], strict=False):
+        for before, after in pairwise(own):
             assert before.end_s <= after.start_s + 1e-9
     assert found.total_s == max(rank.end_s for rank in found.ranks)
     assert found == time(operator, str(order), rows, spent, network(ratio, 0.05), stream)

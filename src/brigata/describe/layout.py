@@ -26,8 +26,10 @@ class Layout(Section):
     zero_engine: Literal["brigata", "fsdp2"] = "brigata"
     """Who runs data parallelism: our engine, or PyTorch's ``fully_shard`` (stages 2 and 3)."""
     overlap: str = "direct"
-    """Order of the tensor-parallel operators: ``direct``, ``ring``, ``sliced:4``, ``blocking_p2p`` or
-    ``blocking``; ``direct:2`` and ``ring:2`` cut each chunk into 2 sub-chunks."""
+    """Order of the tensor-parallel operators: ``direct``, ``ring``, ``sliced:4``, ``blocking_p2p``, ...;
+    ``direct:2`` and ``ring:2`` cut each chunk into 2 sub-chunks. ``auto`` measures the machine and takes
+    for each operator the order that the simulator finds fastest; two runs are then bitwise equal only where
+    it chooses alike."""
     keep_gathered: bool = True
     """Keep the gathered input of a column-parallel product for its weight gradient. ``false`` saves
     tokens * hidden * (tp - 1) / tp elements a unit and gathers once more in the backward pass."""
@@ -35,6 +37,8 @@ class Layout(Section):
     @field_validator("overlap")
     @classmethod
     def _known_order(cls, text: str) -> str:
+        if text == "auto":
+            return text
         try:
             parse_order(text)
         except ValueError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brigata.describe.errors import divisors, one_of
+from brigata.describe.order import parse_order
 
 if TYPE_CHECKING:
     from brigata.describe.job import Job
@@ -28,6 +29,11 @@ def _not_there_yet(job: Job) -> Iterator[str]:
 def _layout(job: Job) -> Iterator[str]:
     if job.layout.zero == 1 and job.layout.zero_engine == "fsdp2":
         yield "layout.zero = 1 is not for layout.zero_engine = 'fsdp2'; use layout.zero = 2"
+    if job.layout.overlap != "auto":
+        node, tp = parse_order(job.layout.overlap).node, job.layout.tp
+        if node and tp % node:
+            overlap = job.layout.overlap
+            yield f"layout.overlap = {overlap!r}: {node} ranks a node do not divide tp = {tp}; use direct"
 
 
 def _model(job: Job) -> Iterator[str]:

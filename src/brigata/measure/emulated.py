@@ -8,6 +8,7 @@ from torch import Tensor
 
 from brigata.describe.order import parse_order
 from brigata.measure.overlap_cases import Case, Shape, exchange_messages
+from brigata.measure.prediction import operator_of
 from brigata.overlap.channel import Channel
 from brigata.overlap.executor import allocate, execute
 from brigata.schedule.build import INPUT_GRADIENT, OUTPUT, WEIGHT_GRADIENT
@@ -24,10 +25,8 @@ def build_emulated_case(shape: Shape, group: dist.ProcessGroup, product_s: float
     n = dist.get_world_size(group)
     dtype = getattr(torch, shape.dtype)
     per_row = product_s / (shape.tokens // n)
-    operator = f"{shape.op}.{shape.direction}"
+    operator = operator_of(shape)
     gathers = operator in ("all_gather_linear.forward", "linear_reduce_scatter.backward")
-    if operator == "all_gather_linear.backward":
-        operator += "_kept"
     kinds = (OUTPUT,) if shape.direction == "forward" else (INPUT_GRADIENT, WEIGHT_GRADIENT)
     gathered = torch.zeros(shape.tokens, shape.hidden, dtype=dtype)
     own = torch.zeros(shape.tokens // n, shape.hidden, dtype=dtype)

@@ -66,6 +66,8 @@ def _refuse(shape: Shape, ranks: int, orders: list[str], repetitions: int, produ
     if min(shape.tokens, shape.hidden, shape.ffn) < 1:
         raise JobError("--tokens, --hidden and --ffn must be positive")
     for order in orders:
+        if order == "auto" and product_ms is None:
+            continue
         try:
             parse_order(order)
         except ValueError as error:
@@ -98,14 +100,15 @@ def show_overlap(result: dict[str, Any], console: Console) -> None:
         highlight=False,
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("order", "time ms", "exposed ms", "over contended", ""):
+    for name in ("order", "time ms", "predicted ms", "exposed ms", "over contended", ""):
         table.add_column(name, justify="left" if name in ("order", "") else "right")
     slowest = max(figures["time_ms"] for figures in result["orders"].values())
     for order, figures in result["orders"].items():
-        bar = "█" * max(round(30 * figures["time_ms"] / slowest), 1)
+        bar = "█" * max(round(20 * figures["time_ms"] / slowest), 1)
         table.add_row(
             order,
             f"{figures['time_ms']:.1f}",
+            f"{figures['predicted_ms']:.1f}",
             f"{figures['exposed_ms']:.1f}",
             f"{figures['ratio_to_contended']:.3f}",
             bar,

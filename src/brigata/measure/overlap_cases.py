@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from brigata.describe.order import parse_order
+from brigata.overlap.auto import Chooser
 from brigata.overlap.channel import Channel
 from brigata.overlap.linear import all_gather_linear, linear_reduce_scatter
+from brigata.overlap.speeds import measure_speeds
 
 OPERATIONS = ("all_gather_linear", "linear_reduce_scatter")
 PASSES = ("forward", "backward")
@@ -25,6 +27,14 @@ class Shape:
     hidden: int
     ffn: int
     dtype: str = "float32"
+
+
+def open_channel(order: str, group: dist.ProcessGroup, dtype: torch.dtype) -> Channel:
+    """A channel in a fixed order, or under ``auto``."""
+    device = torch.device("cpu")
+    if order == "auto":
+        return Channel(group, device, Chooser(measure_speeds(group, device, dtype)))
+    return Channel(group, device, parse_order(order))
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ def build_case(shape: Shape, group: dist.ProcessGroup) -> Case:
 
     def run(order: str) -> tuple[Tensor, ...]:
         if order not in channels:
-            channels[order] = Channel(group, torch.device("cpu"), parse_order(order))
+            channels[order] = open_channel(order, group, dtype)
             outputs[order] = apply(channels[order])
         if shape.direction == "forward":
             with torch.no_grad():

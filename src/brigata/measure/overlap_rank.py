@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from brigata.measure.emulated import build_emulated_case
 from brigata.measure.overlap_cases import Case, Shape, build_case
+from brigata.measure.prediction import predict
+from brigata.overlap.speeds import measure_speeds
 
 BURN_S = 0.4
 """How long the second core is tried (seconds)."""
@@ -44,7 +46,10 @@ def measure(request: dict[str, object]) -> dict[str, object]:
             duration = _time(timed[name])
             if repetition >= 0:
                 samples[name].append(duration)
-    return _result(orders, samples, share)
+    speeds = measure_speeds(group, torch.device("cpu"), getattr(torch, shape.dtype))
+    compute_s, messages_s = (median(samples[name]) / 1e3 for name in ("compute", "comm"))
+    predicted = predict(shape, dist.get_world_size(), orders, compute_s, messages_s, speeds)
+    return _result(orders, samples, share, predicted)
 
 
 def _timed(case: Case, orders: list[str]) -> dict[str, Callable[[], object]]:
@@ -102,7 +107,9 @@ def _second_core_share() -> float:
     return float(together / dist.get_world_size() / alone)
 
 
-def _result(orders: list[str], samples: dict[str, list[float]], share: float) -> dict[str, object]:
+def _result(
+    orders: list[str], samples: dict[str, list[float]], share: float, predicted: dict[str, float]
+) -> dict[str, object]:
     compute = median(samples["compute"])
     figures = {}
     for order in orders:
@@ -111,6 +118,7 @@ def _result(orders: list[str], samples: dict[str, list[float]], share: float) ->
         exposed = [time - bare for time, bare in zip(times, samples["compute"], strict=True)]
         figures[order] = {
             "time_ms": median(times),
+            "predicted_ms": predicted[order] * 1e3,
             "exposed_ms": median(exposed),
             "ratio_to_contended": median(ratios),
         }

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import torch
 
-from brigata.simulate.trace import TraceSpan
+from brigata.simulate.result import Kind, Span
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Evidence:
     """
 
     operators: dict[str, OperatorEvidence] = field(default_factory=lambda: defaultdict(OperatorEvidence))
-    trace: list[TraceSpan] | None = None
+    trace: list[Span] | None = None
     rank: int = 0
     _pending: list[tuple[str, str, torch.Event, torch.Event]] = field(default_factory=list)
 
@@ -75,10 +75,10 @@ class Evidence:
         yield
         self.span("compute", f"{operator}: {product}", start, perf_counter())
 
-    def span(self, lane: str, name: str, start_s: float, end_s: float) -> None:
+    def span(self, kind: Kind, name: str, start_s: float, end_s: float) -> None:
         """Add a span to the trace, if one is wanted; seconds of ``time.perf_counter``."""
         if self.trace is not None:
-            self.trace.append(TraceSpan(self.rank, lane, name, start_s, end_s))
+            self.trace.append(Span(self.rank, kind, name, start_s, end_s))
 
     def take(self) -> dict[str, OperatorEvidence]:
         """What was counted since the last call; counting begins anew."""

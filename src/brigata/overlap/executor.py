@@ -10,7 +10,8 @@ from torch import Tensor
 
 from brigata.overlap.channel import Channel
 from brigata.overlap.plan import Action, Plan, Region
-from brigata.schedule.steps import Add, Collective, Compute, Message, Post, Send, Space, Wait
+from brigata.schedule.chunks import Pairs
+from brigata.schedule.steps import Add, Barrier, Collective, Compute, Message, Post, Send, Space, Wait
 
 Product = Callable[[slice, Tensor | None], None]
 """Compute on these token rows; a result that travels or stays is written to the tensor given."""
@@ -23,25 +24,42 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Memory:
-    """The tensors behind a plan's spaces, each (rows, width), contiguous; absent ones are not used."""
+    """The tensors behind a plan's spaces, each (rows, width), contiguous; absent ones are not used.
+
+    ``dtype`` is the products'; their results are cast where a space has another one.
+    """
 
     spaces: Mapping[Space, Tensor]
+    dtype: torch.dtype
 
     def view(self, region: Region) -> Tensor:
         """The rows that ``region`` names, without a copy."""
         return self.spaces[region.space][region.rows]
 
 
-def allocate(plan: Plan, width: int, like: Tensor, gathered: Tensor | None, own: Tensor | None) -> Memory:
-    """Memory for one run of ``plan``: work buffers of ``width`` columns in ``like``'s dtype and device."""
-    spaces: dict[Space, Tensor] = {"work": like.new_empty(plan.work_rows, width)}
+def allocate(
+    plan: Plan,
+    width: int,
+    like: Tensor,
+    gathered: Tensor | None = None,
+    own: Tensor | None = None,
+    outgoing: Tensor | None = None,
+    incoming: Tensor | None = None,
+) -> Memory:
+    """Memory for one run of ``plan``: work buffers of ``width`` columns on ``like``'s device.
+
+    They are in ``like``'s dtype, which is that of the products, or in the wire's where that is wider.
+    """
+    wide = accumulation_dtype(like.dtype)
+    work = like.new_empty(plan.work_rows, width, dtype=wide if plan.wire == "fp32" else like.dtype)
+    spaces: dict[Space, Tensor] = {"work": work}
     if plan.sum_rows:
-        spaces["sum"] = like.new_empty(plan.sum_rows, width, dtype=accumulation_dtype(like.dtype))
-    if gathered is not None:
-        spaces["gathered"] = gathered
-    if own is not None:
-        spaces["own"] = own
-    return Memory(spaces)
+        spaces["sum"] = like.new_empty(plan.sum_rows, width, dtype=wide)
+    cut: dict[Space, Tensor | None] = {
+        "gathered": gathered, "own": own, "outgoing": outgoing, "incoming": incoming
+    }  # fmt: skip
+    spaces |= {space: tensor for space, tensor in cut.items() if tensor is not None}
+    return Memory(spaces, like.dtype)
 
 
 def execute(
@@ -64,7 +82,7 @@ def execute(
             case Compute(product=product):
                 out = memory.view(action.regions[0]) if action.regions else None
                 with channel.evidence.computing(operator, product):
-                    products[product](action.rows, out)
+                    _compute(products[product], action.rows, out, memory.dtype)
             case Post():
                 handles |= _post(channel, operator, action, memory)
             case Wait(message=message):
@@ -77,7 +95,20 @@ def execute(
             case Collective(operation=operation):
                 with channel.evidence.waiting(operator, action.where, channel.device):
                     _COLLECTIVES[operation](channel, plan, memory)
+            case Barrier():
+                with channel.evidence.waiting(operator, action.where, channel.device):
+                    dist.barrier(group=channel.group)
     assert not handles, f"{operator}: messages never waited for: {list(handles)}"
+
+
+def _compute(product: Product, rows: slice, out: Tensor | None, dtype: torch.dtype) -> None:
+    """Run ``product``, by way of a tensor of its own dtype where its result travels in another one."""
+    if out is None or out.dtype == dtype:
+        product(rows, out)
+        return
+    result = torch.empty_like(out, dtype=dtype)
+    product(rows, result)
+    out.copy_(result)
 
 
 def _name(operator: str, message: Message) -> str:
@@ -106,6 +137,9 @@ def _add(tensors: list[Tensor]) -> None:
     """Sum all but the last into the last, from left to right, in fp32 or better; it may be a source too."""
     *sources, target = tensors
     wide = accumulation_dtype(target.dtype)
+    if len(sources) == 1:
+        target.copy_(sources[0])
+        return
     *early, last = (source.to(wide) for source in sources)
     total = early[0]
     for i, source in enumerate(early[1:]):
@@ -147,4 +181,23 @@ def _reduce_scatter(channel: Channel, plan: Plan, memory: Memory) -> None:
     own.copy_(total[: chunks.rows[plan.rank]])
 
 
-_COLLECTIVES = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter}
+def _all_reduce(channel: Channel, plan: Plan, memory: Memory) -> None:
+    """The backend's all-reduce, in place."""
+    dist.all_reduce(memory.spaces["gathered"], group=channel.group)
+
+
+def _all_to_all(channel: Channel, plan: Plan, memory: Memory) -> None:
+    """The backend's all-to-all of uneven pieces."""
+    pairs = plan.chunks
+    assert isinstance(pairs, Pairs)
+    sent, got = pairs.rows_between(plan.rank)
+    incoming, outgoing = memory.spaces["incoming"], memory.spaces["outgoing"]
+    dist.all_to_all_single(incoming, outgoing, got, sent, group=channel.group)
+
+
+_COLLECTIVES = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+}

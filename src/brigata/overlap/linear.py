@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from brigata.overlap.auto import Work
 from brigata.overlap.channel import Channel
 from brigata.overlap.executor import accumulation_dtype, allocate, execute
 from brigata.schedule.build import INPUT_GRADIENT, OUTPUT, WEIGHT_GRADIENT
 from brigata.schedule.chunks import split_evenly
 
 
-class _WeightGradient:
+class WeightGradient:
     """dW = dY.T @ X, summed over the runs of tokens in the order in which they are computed; (outputs,
     inputs).
 
@@ -30,6 +31,7 @@ class _WeightGradient:
         self.value: Tensor | None = None
 
     def add(self, dy: Tensor, x: Tensor) -> None:
+        """Add the product over one run of tokens: dy (tokens, outputs), x (tokens, inputs)."""
         if not self.wanted:
             return
         if len(dy) == self.whole or (self.value is None and dy.dtype.itemsize >= 4):
@@ -53,10 +55,9 @@ class _AllGatherLinear(torch.autograd.Function):
 
     Per rank, T tokens, n ranks, W_i cut by output features::
 
-        forward    X (T/n, D)                 W_i (F_i/n, D)  -> Y_i (T, F_i/n) backward   dY_i (T, F_i/n)
-        W_i             -> dX (T/n, D)     sums travel, remote chunks first
-                   dY_i, X (T, D)                             -> dW_i (F_i/n, D) fills the time in which dX
-                   travels
+        forward    X (T/n, D)         W_i (F_i/n, D)  -> Y_i (T, F_i/n)
+        backward   dY_i (T, F_i/n)    W_i             -> dX (T/n, D)      sums travel, remote chunks first
+                   dY_i, X (T, D)                     -> dW_i (F_i/n, D)  fills the time in which dX travels
 
     X is kept gathered, or (keep=False) kept cut and gathered again: T * D * (n - 1) / n elements less
     memory for one more gather. Source: CommFuse (arXiv 2604.24013), algorithm 1; the backward is ours.
@@ -66,8 +67,10 @@ class _AllGatherLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], keep: bool, *masters: Tensor
     ) -> tuple[Tensor, ...]:
-        chunks = channel.chunks(rows)
         weights = [master.to(x.dtype) for master in masters]
+        work = _work(x, x.shape[1], weights)
+        plan = channel.prepare("all_gather_linear.forward", rows, work)
+        chunks = plan.chunks
         gathered = x.new_empty(chunks.tokens, x.shape[1])
         gathered[chunks.chunk_span(channel.rank)] = x
         outputs = tuple(x.new_empty(chunks.tokens, weight.shape[0]) for weight in weights)
@@ -76,19 +79,21 @@ class _AllGatherLinear(torch.autograd.Function):
             for y, weight in zip(outputs, weights, strict=True):
                 torch.mm(gathered[tokens], weight.t(), out=y[tokens])
 
-        plan = channel.plan("all_gather_linear.forward", chunks)
         memory = allocate(plan, x.shape[1], x, gathered, None)
         execute(channel, "all_gather_linear.forward", plan, memory, {OUTPUT: output})
         kept = gathered if keep else gathered[chunks.chunk_span(channel.rank)].clone()
         ctx.save_for_backward(kept, *weights)
-        ctx.channel, ctx.chunks, ctx.keep, ctx.masters = channel, chunks, keep, masters
+        ctx.channel, ctx.rows, ctx.work, ctx.keep, ctx.masters = channel, rows, work, keep, masters
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel, chunks = ctx.channel, ctx.chunks
+        channel: Channel = ctx.channel
         kept, *weights = ctx.saved_tensors
         width = kept.shape[1]
+        operator = "all_gather_linear.backward_kept" if ctx.keep else "all_gather_linear.backward"
+        plan = channel.prepare(operator, ctx.rows, ctx.work)
+        chunks = plan.chunks
         own = slice(0, chunks.rows[channel.rank])
         if ctx.keep:
             gathered = kept
@@ -96,7 +101,7 @@ class _AllGatherLinear(torch.autograd.Function):
             gathered = kept.new_empty(chunks.tokens, width)
             gathered[chunks.chunk_span(channel.rank)] = kept
         dx = kept.new_empty(own.stop, width)
-        sums = [_WeightGradient(chunks.tokens, wanted) for wanted in ctx.needs_input_grad[4:]]
+        sums = [WeightGradient(chunks.tokens, wanted) for wanted in ctx.needs_input_grad[4:]]
 
         def input_gradient(tokens: slice, out: Tensor | None) -> None:
             assert out is not None
@@ -108,8 +113,6 @@ class _AllGatherLinear(torch.autograd.Function):
             for total, dy in zip(sums, grads, strict=True):
                 total.add(dy[tokens], gathered[tokens])
 
-        operator = "all_gather_linear.backward_kept" if ctx.keep else "all_gather_linear.backward"
-        plan = channel.plan(operator, chunks)
         memory = allocate(plan, width, kept, gathered, dx)
         products = {INPUT_GRADIENT: input_gradient, WEIGHT_GRADIENT: weight_gradient}
         execute(channel, operator, plan, memory, products)
@@ -131,30 +134,33 @@ class _LinearReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], master: Tensor) -> Tensor:
-        chunks = channel.chunks(rows)
         weight = master.to(x.dtype)
+        work = _work(x, weight.shape[0], [weight])
+        plan = channel.prepare("linear_reduce_scatter.forward", rows, work)
+        chunks = plan.chunks
         y = x.new_empty(chunks.rows[channel.rank], weight.shape[0])
 
         def output(tokens: slice, out: Tensor | None) -> None:
             assert out is not None
             torch.mm(x[tokens], weight.t(), out=out)
 
-        plan = channel.plan("linear_reduce_scatter.forward", chunks)
         memory = allocate(plan, weight.shape[0], x, None, y)
         execute(channel, "linear_reduce_scatter.forward", plan, memory, {OUTPUT: output})
         ctx.save_for_backward(x, weight)
-        ctx.channel, ctx.chunks, ctx.master = channel, chunks, master
+        ctx.channel, ctx.rows, ctx.work, ctx.master = channel, rows, work, master
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel, chunks = ctx.channel, ctx.chunks
+        channel: Channel = ctx.channel
         x, weight = ctx.saved_tensors
+        plan = channel.prepare("linear_reduce_scatter.backward", ctx.rows, ctx.work)
+        chunks = plan.chunks
         (dy,) = grads
         gathered = dy.new_empty(chunks.tokens, dy.shape[1])
         gathered[chunks.chunk_span(channel.rank)] = dy
         dx = x.new_empty(x.shape)
-        total = _WeightGradient(chunks.tokens, ctx.needs_input_grad[3])
+        total = WeightGradient(chunks.tokens, ctx.needs_input_grad[3])
 
         def input_gradient(tokens: slice, _: Tensor | None) -> None:
             torch.mm(gathered[tokens], weight, out=dx[tokens])
@@ -162,11 +168,15 @@ class _LinearReduceScatter(torch.autograd.Function):
         def weight_gradient(tokens: slice, _: Tensor | None) -> None:
             total.add(gathered[tokens], x[tokens])
 
-        plan = channel.plan("linear_reduce_scatter.backward", chunks)
         memory = allocate(plan, dy.shape[1], dy, gathered, None)
         products = {INPUT_GRADIENT: input_gradient, WEIGHT_GRADIENT: weight_gradient}
         execute(channel, "linear_reduce_scatter.backward", plan, memory, products)
         return dx, None, None, total.result(ctx.master)
+
+
+def _work(x: Tensor, width: int, weights: Sequence[Tensor]) -> Work:
+    """What a token costs in one product with all ``weights``, and as a message of ``width`` elements."""
+    return Work(2.0 * sum(weight.numel() for weight in weights), width, x.element_size())
 
 
 def even_rows(channel: Channel, local_rows: int) -> tuple[int, ...]:

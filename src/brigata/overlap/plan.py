@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from brigata.schedule.chunks import Chunks, Piece
+from brigata.describe.order import Wire
+from brigata.schedule.chunks import Chunks, Pairs, Piece
 from brigata.schedule.steps import (
     Add,
+    Barrier,
     Collective,
     Compute,
     Message,
@@ -31,9 +33,10 @@ class Region:
 class Action:
     """A step and its regions.
 
-    ``rows`` are a product's token rows; ``regions`` follow the step: a product's result (none or one
-    contiguous region), one a message, or an addition's sources and then its target. ``where`` is ``head``,
-    ``middle`` or ``tail``, by the side of the products on which the step lies.
+    ``rows`` are a product's token rows (with ``Pairs``: of the incoming tensor when it reads what arrived,
+    else of the outgoing one); ``regions`` follow the step: a product's result (none or one contiguous
+    region), one a message, or an addition's sources and then its target. ``where`` is ``head``, ``middle`` or
+    ``tail``, by the side of the products on which the step lies.
     """
 
     step: Step
@@ -46,7 +49,8 @@ class Action:
 class Plan:
     """One rank's actions, and how many rows of work buffers and accumulators they need.
 
-    ``overlapped`` says whether a product runs while a message is under way.
+    ``wire`` is the dtype of the work buffers. ``overlapped`` says whether a product runs while a message is
+    on its way.
     """
 
     actions: tuple[Action, ...]
@@ -56,6 +60,7 @@ class Plan:
     sum_rows: int
     products: int
     overlapped: bool
+    wire: Wire = ""
 
 
 def bind(program: Program, chunks: Chunks) -> Plan:
@@ -67,9 +72,7 @@ def bind(program: Program, chunks: Chunks) -> Plan:
         offsets = [0, *accumulate(sizes[slot] for slot in sorted(sizes))]
         starts[space] = dict(zip(sorted(sizes), offsets, strict=False))
         totals[space] = offsets[-1]
-    starts["gathered"] = dict(enumerate(chunks.starts))
-    own = chunks.starts[program.rank * chunks.parts :]
-    starts["own"] = {sub: start - own[0] for sub, start in enumerate(own[: chunks.parts])}
+    starts |= _cut_starts(chunks, program.rank)
 
     def region(place: Place, piece: Piece) -> Region:
         start = starts[place.space][place.index]
@@ -81,11 +84,12 @@ def bind(program: Program, chunks: Chunks) -> Plan:
     actions = []
     for i, step in enumerate(program.steps):
         where = "head" if i < first else "tail" if i > last else "middle"
-        rows, regions = slice(0), ()
+        rows = slice(0)
+        regions: tuple[Region, ...] = ()
         match step:
             case Compute(pieces=pieces, writes=writes):
                 holds.update(zip(writes, pieces, strict=bool(writes)))
-                rows = _joined([chunks.span(piece) for piece in pieces])
+                rows = _joined([_token_rows(starts, chunks, step, piece) for piece in pieces])
                 results = [region(w, piece).rows for w, piece in zip(writes, pieces, strict=bool(writes))]
                 regions = (Region(writes[0].space, _joined(results)),) if writes else ()
             case Post(messages=messages):
@@ -94,12 +98,41 @@ def bind(program: Program, chunks: Chunks) -> Plan:
             case Add(sources=sources, target=target):
                 holds[target] = holds[sources[0]]
                 regions = tuple(region(place, holds[target]) for place in (*sources, target))
-            case Wait() | Collective():
+            case Wait() | Collective() | Barrier():
                 pass
         actions.append(Action(step, regions, rows, where))
     return Plan(
-        tuple(actions), chunks, program.rank, totals["work"], totals["sum"], len(products), _overlaps(program)
+        actions=tuple(actions),
+        chunks=chunks,
+        rank=program.rank,
+        work_rows=totals["work"],
+        sum_rows=totals["sum"],
+        products=len(products),
+        overlapped=_overlaps(program),
+        wire=program.wire,
     )
+
+
+def _cut_starts(chunks: Chunks, rank: int) -> dict[Space, dict[int, int]]:
+    """First row of each piece in the tensors that are cut: by space, then by index."""
+    held: dict[Space, list[Piece]]
+    if isinstance(chunks, Pairs):
+        held = {"outgoing": chunks.outgoing(rank), "incoming": chunks.incoming(rank)}
+    else:
+        held = {"gathered": chunks.pieces(), "own": chunks.pieces(rank)}
+    ends = {space: [0, *accumulate(map(chunks.size, pieces))] for space, pieces in held.items()}
+    return {space: dict(enumerate(starts[:-1])) for space, starts in ends.items()}
+
+
+def _token_rows(starts: dict[Space, dict[int, int]], chunks: Chunks, step: Compute, piece: Piece) -> slice:
+    """Rows that a product on ``piece`` concerns: of the whole tensor, or of what is exchanged with others."""
+    if not isinstance(chunks, Pairs):
+        return chunks.span(piece)
+    assert piece.source is not None
+    space: Space = "incoming" if step.reads else "outgoing"
+    peer = piece.source if step.reads else piece.chunk
+    start = starts[space][peer * chunks.parts + piece.sub]
+    return slice(start, start + chunks.size(piece))
 
 
 def _joined(spans: list[slice]) -> slice:

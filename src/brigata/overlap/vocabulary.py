@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from brigata.overlap.auto import Work
 from brigata.overlap.channel import Channel
 from brigata.overlap.executor import allocate, execute
 from brigata.schedule.build import OUTPUT, WEIGHT_GRADIENT
@@ -30,7 +31,9 @@ class _VocabularyEmbedding(torch.autograd.Function):
         ctx: Any, master: Tensor, tokens: Tensor, first: int, dtype: torch.dtype, channel: Channel,
         rows: Sequence[int],
     ) -> Tensor:  # fmt: skip
-        chunks = channel.chunks(rows)
+        work = Work(0.0, master.shape[1], dtype.itemsize)
+        plan = channel.prepare("vocabulary_embedding.forward", rows, work)
+        chunks = plan.chunks
         h = master.new_empty(chunks.rows[channel.rank], master.shape[1], dtype=dtype)
         table = master.to(dtype)
         local = tokens - first
@@ -42,16 +45,17 @@ class _VocabularyEmbedding(torch.autograd.Function):
             torch.index_select(table, 0, local[span], out=out)
             out.masked_fill_(~here[span, None], 0)
 
-        plan = channel.plan("vocabulary_embedding.forward", chunks)
         memory = allocate(plan, table.shape[1], h, None, h)
         execute(channel, "vocabulary_embedding.forward", plan, memory, {OUTPUT: output})
         ctx.save_for_backward(local, here)
-        ctx.channel, ctx.chunks, ctx.master = channel, chunks, master
+        ctx.channel, ctx.rows, ctx.work, ctx.master = channel, rows, work, master
         return h
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel, chunks, master = ctx.channel, ctx.chunks, ctx.master
+        channel, master = ctx.channel, ctx.master
+        plan = channel.prepare("vocabulary_embedding.backward", ctx.rows, ctx.work)
+        chunks = plan.chunks
         local, here = ctx.saved_tensors
         (dh,) = grads
         gathered = dh.new_empty(chunks.tokens, dh.shape[1])
@@ -62,7 +66,6 @@ class _VocabularyEmbedding(torch.autograd.Function):
             mine = here[span]
             dw.index_add_(0, local[span][mine], gathered[span][mine].to(dw.dtype))
 
-        plan = channel.plan("vocabulary_embedding.backward", chunks)
         memory = allocate(plan, dh.shape[1], dh, gathered, None)
         execute(channel, "vocabulary_embedding.backward", plan, memory, {WEIGHT_GRADIENT: weight_gradient})
         return dw, None, None, None, None, None
@@ -110,10 +113,11 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 
 def exchange(mine: Tensor, channel: Channel) -> Tensor:
     """Everybody's rows at every rank, in rank order: (T, k) -> (n, T, k)."""
-    chunks = channel.chunks((len(mine),) * channel.size)
+    rows = (len(mine),) * channel.size
+    plan = channel.prepare("exchange", rows, Work(0.0, mine.shape[1], mine.element_size()))
+    chunks = plan.chunks
     gathered = mine.new_empty(chunks.tokens, mine.shape[1])
     gathered[chunks.chunk_span(channel.rank)] = mine
-    plan = channel.plan("exchange", chunks)
     execute(channel, "exchange", plan, allocate(plan, mine.shape[1], mine, gathered, None), {})
     return gathered.view(channel.size, *mine.shape)
 

@@ -12,8 +12,10 @@ from brigata.describe.layout import Layout
 from brigata.describe.order import Order, parse_order
 from brigata.model.decoder import Decoder, build_decoder
 from brigata.model.initial import initial_value
+from brigata.overlap.auto import Chooser
 from brigata.overlap.channel import Channel
 from brigata.overlap.evidence import Evidence
+from brigata.overlap.speeds import measure_speeds
 from brigata.parallel.data import DataEngine
 from brigata.parallel.fsdp2 import apply_fsdp2
 from brigata.parallel.gradients import sum_replicated_gradients
@@ -88,8 +90,12 @@ def parallelize(
         return parallel
     device = torch.device(mesh.device_type)
     if mesh["tp"].size() > 1:
-        order = parse_order(layout.overlap)
         group = mesh["tp"].get_group()
+        order: Order | Chooser
+        if layout.overlap == "auto":
+            order = Chooser(measure_speeds(group, device, model.dtype))
+        else:
+            order = parse_order(layout.overlap)
         parallel.channel = Channel(group, device, order, parallel.evidence, before_step, proven)
         apply_tensor_parallel(model, mesh["tp"], parallel.channel, layout.keep_gathered)
     if mesh["dp"].size() > 1:

@@ -5,8 +5,10 @@ from functools import lru_cache
 
 from brigata.describe.order import Order
 from brigata.schedule.all_gather import all_gather
-from brigata.schedule.chunks import Chunks
-from brigata.schedule.merge import local, merge
+from brigata.schedule.all_reduce import all_reduce
+from brigata.schedule.all_to_all import all_to_all
+from brigata.schedule.chunks import Chunks, Pairs
+from brigata.schedule.merge import fill, local, merge
 from brigata.schedule.reduce_scatter import reduce_scatter
 from brigata.schedule.steps import Program, Schedule, without_empty_pieces
 
@@ -14,6 +16,7 @@ OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT = "output", "input_gradient", "weight_gr
 """Names of the products: Y, I and W."""
 
 Operator = Callable[[Order, Chunks, int], Program]
+PairOperator = Callable[[Order, Pairs, int], Program]
 
 
 def gather_forward(order: Order, chunks: Chunks, rank: int) -> Program:
@@ -43,6 +46,53 @@ def scatter_backward(order: Order, chunks: Chunks, rank: int) -> Program:
     return all_gather(order, chunks, rank, [INPUT_GRADIENT, WEIGHT_GRADIENT])
 
 
+def reduce_forward(order: Order, chunks: Chunks, rank: int) -> Program:
+    """Row-parallel forward with the whole result on every rank (plain tensor parallelism)."""
+    return all_reduce(order, chunks, rank, OUTPUT)
+
+
+def reduce_backward(order: Order, chunks: Chunks, rank: int) -> Program:
+    """Its backward: the output gradient is whole on every rank, I and W need nobody."""
+    products = [local(chunks, rank, product) for product in (INPUT_GRADIENT, WEIGHT_GRADIENT)]
+    return Program(rank, tuple(step for program in products for step in program.steps))
+
+
+def column_forward(order: Order, chunks: Chunks, rank: int) -> Program:
+    """Column-parallel forward with the whole input on every rank (plain tensor parallelism): needs nobody."""
+    return local(chunks, rank, OUTPUT)
+
+
+def column_backward(order: Order, chunks: Chunks, rank: int) -> Program:
+    """Its backward: I is summed over ranks for all of them, W fills; sliced fills too, as Megatron does."""
+    input_gradient = all_reduce(order, chunks, rank, INPUT_GRADIENT)
+    weight_gradient = local(chunks, rank, WEIGHT_GRADIENT, parts=max(chunks.ranks - 1, 2))
+    if order.kind == "sliced":
+        return fill(input_gradient, weight_gradient)
+    return merge(order, input_gradient, weight_gradient)
+
+
+def send_forward(order: Order, pairs: Pairs, rank: int) -> Program:
+    """A product whose results go to other ranks: each piece leaves when it is computed, own ones are last."""
+    return all_to_all(order, pairs, rank, [OUTPUT], compute="before")
+
+
+def send_backward(order: Order, pairs: Pairs, rank: int) -> Program:
+    """Its backward, on reversed pairs: each piece of the output gradient that arrives feeds I and W."""
+    return all_to_all(order, pairs, rank, [INPUT_GRADIENT, WEIGHT_GRADIENT], compute="after")
+
+
+def receive_forward(order: Order, pairs: Pairs, rank: int) -> Program:
+    """A product on what other ranks have: own pieces first, others as they arrive."""
+    return all_to_all(order, pairs, rank, [OUTPUT], compute="after")
+
+
+def receive_backward(order: Order, pairs: Pairs, rank: int) -> Program:
+    """Its backward, on reversed pairs: I leaves piece by piece, W fills."""
+    input_gradient = all_to_all(order, pairs, rank, [INPUT_GRADIENT], compute="before")
+    runs = max(pairs.ranks - 1, 1)
+    return merge(order, input_gradient, local(pairs, rank, WEIGHT_GRADIENT, runs, pairs.outgoing(rank)))
+
+
 def embedding_backward(order: Order, chunks: Chunks, rank: int) -> Program:
     """Vocabulary-parallel embedding, backward: the output gradient is gathered, each piece feeds W."""
     return all_gather(order, chunks, rank, [WEIGHT_GRADIENT])
@@ -62,15 +112,41 @@ OPERATORS: dict[str, Operator] = {
     "vocabulary_embedding.forward": scatter_forward,
     "vocabulary_embedding.backward": embedding_backward,
     "exchange": exchange,
+    "linear_all_reduce.forward": reduce_forward,
+    "linear_all_reduce.backward": reduce_backward,
+    "column_all_reduce.forward": column_forward,
+    "column_all_reduce.backward": column_backward,
 }
-"""Every operator pass that has a schedule."""
+"""Every operator pass that has a schedule on a cut of the tokens."""
+
+PAIR_OPERATORS: dict[str, PairOperator] = {
+    "linear_all_to_all.forward": send_forward,
+    "linear_all_to_all.backward": send_backward,
+    "all_to_all_linear.forward": receive_forward,
+    "all_to_all_linear.backward": receive_backward,
+}
+"""Every operator pass that has a schedule on what each rank has for each rank."""
 
 
 @lru_cache(maxsize=4096)
 def build_program(operator: str, order: Order, chunks: Chunks, rank: int) -> Program:
-    """The program of one rank; built once for each distinct request."""
-    program = OPERATORS[operator](order, chunks, rank)
-    return Program(rank, without_empty_pieces(program.steps, chunks))
+    """The program of one rank; built once for each distinct request.
+
+    Args:
+        operator: a name in ``OPERATORS``, or in ``PAIR_OPERATORS`` when ``chunks`` are ``Pairs``.
+        order: how messages and products follow each other.
+        chunks: the cut of the tokens.
+        rank: whose program.
+
+    Raises:
+        ValueError: the order does not suit the group or the operator; the end of a sentence that begins with
+            the setting and its value.
+    """
+    if isinstance(chunks, Pairs):
+        program = PAIR_OPERATORS[operator](order, chunks, rank)
+    else:
+        program = OPERATORS[operator](order, chunks, rank)
+    return Program(rank, without_empty_pieces(program.steps, chunks), program.wire)
 
 
 def build_schedule(operator: str, order: Order, chunks: Chunks) -> Schedule:

@@ -1,4 +1,4 @@
-"""Proves a schedule: delivery, freedom from deadlock, buffer safety, head and tail.
+"""Proves a schedule: delivery, freedom from deadlock, buffer safety (head and tail: ``exposure``).
 
 The proof executes all programs symbolically under the strictest semantics that a backend may have: messages
 have no tags (the k-th send from a to b meets the k-th receive at b from a), a message moves only when both
@@ -7,11 +7,15 @@ ends under these ends under any weaker ones.
 """
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from brigata.schedule.chunks import Piece
+from brigata.schedule.chunks import Pairs, Piece
+from brigata.schedule.content import Content, Partial, Purpose, piece_of
+from brigata.schedule.exposure import closing_additions, head_free, live_buffers, tail_free
 from brigata.schedule.steps import (
     Add,
+    Barrier,
     Collective,
     Compute,
     Message,
@@ -32,22 +36,11 @@ class ScheduleError(AssertionError):
 
 
 @dataclass(frozen=True)
-class Partial:
-    """A sum of contributions to ``piece`` from ``ranks``."""
-
-    piece: Piece
-    ranks: frozenset[int]
-
-
-Content = Piece | Partial
-
-
-@dataclass(frozen=True)
 class Proof:
     """What the checker found out about a schedule that is right.
 
-    ``head_free`` and ``tail_free`` hold for every rank; ``messages`` counts the sends of the rank that sends
-    most, ``products`` the products likewise; ``buffers`` is the largest number of work places live at once.
+    ``head_free`` and ``tail_free`` hold for every rank. The others are those of the rank that has most: its
+    sends, its products, its work and sum places live at once, its additions of two after the last product.
     """
 
     head_free: bool
@@ -55,6 +48,7 @@ class Proof:
     messages: int
     products: int
     buffers: int
+    closing_additions: int
 
 
 @dataclass
@@ -65,7 +59,7 @@ class _Rank:
     posts: deque[list[Message]] = field(default_factory=deque)
     unwaited: set[Message] = field(default_factory=set)
     delivered: set[Message] = field(default_factory=set)
-    posted_at: dict[Message, int] = field(default_factory=dict)
+    posted: set[Message] = field(default_factory=set)
     computed: set[tuple[str, Piece]] = field(default_factory=set)
 
     @property
@@ -83,28 +77,26 @@ def check(schedule: Schedule) -> Proof:
     Raises:
         ScheduleError: naming the rank, the step and the property that fails.
     """
-    ranks = [_Rank(program, _initial(schedule, program.rank)) for program in schedule.programs]
+    purpose = Purpose(schedule)
+    ranks = [_Rank(program, dict(purpose.inputs(program.rank))) for program in schedule.programs]
     while not all(rank.done and not rank.posts for rank in ranks):
         advanced = [_advance(rank) for rank in ranks]
-        if not (_collective(ranks, schedule) | _deliver(ranks) | any(advanced)):
+        if not (_meet(ranks, schedule) | _deliver(ranks) | any(advanced)):
             stuck = "; ".join(
                 str(rank.fail("waits for ever")) for rank in ranks if not rank.done or rank.posts
             )
             raise ScheduleError(f"deadlock: {stuck}")
     for rank in ranks:
-        _check_end(rank, schedule)
+        _check_end(rank, purpose)
+    programs = schedule.programs
     return Proof(
-        head_free=all(_head_free(program) for program in schedule.programs),
-        tail_free=all(_tail_free(rank, ranks) for rank in ranks),
-        messages=max(len([m for m in rank.posted_at if isinstance(m, Send)]) for rank in ranks),
-        products=max(sum(isinstance(s, Compute) for s in p.steps) for p in schedule.programs),
-        buffers=max(_live_buffers(program) for program in schedule.programs),
+        head_free=all(map(head_free, programs)),
+        tail_free=tail_free(programs),
+        messages=max(sum(isinstance(message, Send) for message in rank.posted) for rank in ranks),
+        products=max(sum(isinstance(step, Compute) for step in program.steps) for program in programs),
+        buffers=max(map(live_buffers, programs)),
+        closing_additions=max(map(closing_additions, programs)),
     )
-
-
-def _initial(schedule: Schedule, rank: int) -> dict[Place, Content]:
-    chunks = schedule.chunks
-    return {Place("gathered", chunks.index(piece)): piece for piece in chunks.pieces(rank)}
 
 
 def _advance(rank: _Rank) -> bool:
@@ -112,7 +104,9 @@ def _advance(rank: _Rank) -> bool:
     start = rank.step
     while not rank.done:
         step = rank.program.steps[rank.step]
-        if isinstance(step, Collective) or (isinstance(step, Wait) and not _settled(rank, step.message)):
+        if isinstance(step, Collective | Barrier):
+            break
+        if isinstance(step, Wait) and not _settled(rank, step.message):
             break
         _execute(rank, step)
         rank.step += 1
@@ -174,18 +168,20 @@ def _sum(rank: _Rank, step: Add) -> Partial:
 
 
 def _post(rank: _Rank, message: Message) -> None:
-    if message in rank.posted_at:
+    if message in rank.posted:
         raise rank.fail(f"posts {message} twice")
     for other in rank.unwaited:
         if other.place == message.place and not (isinstance(other, Send) and isinstance(message, Send)):
             raise rank.fail(f"posts {message} while {other} is in flight")
     if isinstance(message, Send):
         content = rank.content.get(message.place)
-        if content is None or (content.piece if isinstance(content, Partial) else content) != message.piece:
+        if content is None or piece_of(content) != message.piece:
             raise rank.fail(f"sends {message.piece} but {message.place} holds {content}")
+    elif message.place in rank.content and message.place.space != "work":
+        raise rank.fail(f"receives {message.piece} at {message.place}, which has its content already")
     else:
         rank.content.pop(message.place, None)
-    rank.posted_at[message] = rank.step
+    rank.posted.add(message)
     rank.unwaited.add(message)
 
 
@@ -220,124 +216,93 @@ def _first_receive(rank: _Rank, source: int) -> Receive | None:
     return next((m for m in head if isinstance(m, Receive) and m.peer == source), None)
 
 
-def _collective(ranks: list[_Rank], schedule: Schedule) -> bool:
-    """Run a collective that every rank has reached with nothing in flight; whether there was one."""
+def _meet(ranks: list[_Rank], schedule: Schedule) -> bool:
+    """Run a collective or barrier that all ranks have reached, nothing in flight; whether there was one."""
     steps = [rank.program.steps[rank.step] if not rank.done else None for rank in ranks]
-    if not all(isinstance(step, Collective) and step == steps[0] for step in steps):
+    first = steps[0]
+    if not isinstance(first, Collective | Barrier) or any(step != first for step in steps):
         return False
     if any(rank.posts for rank in ranks):
         return False
-    chunks = schedule.chunks
-    for rank in ranks:
-        step = rank.program.steps[rank.step]
-        assert isinstance(step, Collective)
-        if step.operation == "all_gather":
-            rank.content |= {Place("gathered", chunks.index(piece)): piece for piece in chunks.pieces()}
-        else:
-            for piece in chunks.pieces(rank.program.rank):
-                if chunks.size(piece):
-                    rank.content[Place("own", piece.sub)] = _scattered(ranks, piece, chunks.index(piece))
+    if isinstance(first, Collective):
+        bring = _COLLECTIVES[first.operation]
+        brought = [dict(bring(ranks, schedule, rank.program.rank)) for rank in ranks]
+        for rank, content in zip(ranks, brought, strict=True):
+            rank.content |= content
     for rank in ranks:
         rank.step += 1
     return True
 
 
-def _scattered(ranks: list[_Rank], piece: Piece, slot: int) -> Partial:
-    contributors: set[int] = set()
+Brought = Iterator[tuple[Place, Content]]
+
+
+def _all_gather(ranks: list[_Rank], schedule: Schedule, _: int) -> Brought:
+    for piece in schedule.chunks.pieces():
+        if schedule.chunks.size(piece):
+            place = Place("gathered", schedule.chunks.index(piece))
+            yield place, _content(ranks[piece.chunk], place, piece)
+
+
+def _reduce_scatter(ranks: list[_Rank], schedule: Schedule, me: int) -> Brought:
+    for piece in schedule.chunks.pieces(me):
+        if schedule.chunks.size(piece):
+            contributions = Place("work", schedule.chunks.index(piece))
+            yield Place("own", piece.sub), _reduced(ranks, contributions, piece)
+
+
+def _all_reduce(ranks: list[_Rank], schedule: Schedule, _: int) -> Brought:
+    for piece in schedule.chunks.pieces():
+        if schedule.chunks.size(piece):
+            place = Place("gathered", schedule.chunks.index(piece))
+            yield place, _reduced(ranks, place, piece)
+
+
+def _all_to_all(ranks: list[_Rank], schedule: Schedule, me: int) -> Brought:
+    pairs = schedule.chunks
+    assert isinstance(pairs, Pairs)
+    for i, piece in enumerate(pairs.incoming(me)):
+        if pairs.size(piece):
+            assert piece.source is not None
+            outgoing = Place("outgoing", me * pairs.parts + piece.sub)
+            yield Place("incoming", i), _content(ranks[piece.source], outgoing, piece)
+
+
+_COLLECTIVES: dict[str, Callable[[list[_Rank], Schedule, int], Brought]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+}
+
+
+def _content(rank: _Rank, place: Place, piece: Piece) -> Content:
+    content = rank.content.get(place)
+    if content is None or piece_of(content) != piece:
+        raise rank.fail(f"{place} holds {content}, not {piece}")
+    return content
+
+
+def _reduced(ranks: list[_Rank], place: Place, piece: Piece) -> Partial:
+    """The sum over ranks of what lies at ``place``."""
+    contributors: list[int] = []
     for rank in ranks:
-        content = rank.content.get(Place("work", slot))
-        if not isinstance(content, Partial) or content.piece != piece:
-            raise rank.fail(f"work slot {slot} holds {content}, not a contribution to {piece}")
-        contributors |= content.ranks
+        content = _content(rank, place, piece)
+        if not isinstance(content, Partial):
+            raise rank.fail(f"{place} holds {content}, not a contribution")
+        contributors += content.ranks
+    if len(set(contributors)) != len(contributors):
+        raise ranks[0].fail(f"a contribution to {piece} is summed twice")
     return Partial(piece, frozenset(contributors))
 
 
-def _check_end(rank: _Rank, schedule: Schedule) -> None:
-    """Every message waited for, every product of every piece computed, the own chunk complete."""
-    chunks = schedule.chunks
+def _check_end(rank: _Rank, purpose: Purpose) -> None:
+    """Every message waited for, every product of every piece computed, every result at its place."""
     if rank.unwaited:
         raise rank.fail(f"never waits for {rank.unwaited}")
-    products = {product for product, _ in rank.computed}
-    pieces = [piece for piece in chunks.pieces() if chunks.size(piece)]
-    missing = {(product, piece) for product in products for piece in pieces} - rank.computed
+    missing = purpose.products_of(rank.program.rank) - rank.computed
     if missing:
         raise rank.fail(f"never computes {missing}")
-    everybody = frozenset(range(schedule.ranks))
-    scatters = any(place.space == "own" for place in rank.content)
-    for piece in chunks.pieces(rank.program.rank) if scatters else ():
-        place = Place("own", piece.sub)
-        if chunks.size(piece) and rank.content.get(place) != Partial(piece, everybody):
-            raise rank.fail(f"{place} ends as {rank.content.get(place)}, not as the sum over all ranks")
-
-
-def _last_product(program: Program) -> int:
-    return max((i for i, step in enumerate(program.steps) if isinstance(step, Compute)), default=-1)
-
-
-def _head_free(program: Program) -> bool:
-    """No product of the rank waits for a message before one has been computed."""
-    for step in program.steps:
-        match step:
-            case Compute():
-                return True
-            case Collective() | Wait(message=Receive()):
-                return False
-            case _:
-                pass
-    return True
-
-
-def _tail_free(rank: _Rank, ranks: list[_Rank]) -> bool:
-    """What is waited for after the last product left before the sender's last product, and nothing starts."""
-    last = _last_product(rank.program)
-    for step in rank.program.steps[last + 1 :]:
-        match step:
-            case Post() | Collective():
-                return False
-            case Wait(message=Receive(piece=piece, peer=peer)):
-                sender = ranks[peer]
-                end = _last_product(sender.program)
-                sent = [
-                    at
-                    for message, at in sender.posted_at.items()
-                    if isinstance(message, Send)
-                    and (message.piece, message.peer) == (piece, rank.program.rank)
-                ]
-                if not sent or max(sent) > end:
-                    return False
-            case _:
-                pass
-    return True
-
-
-def _live_buffers(program: Program) -> int:
-    """Largest number of work and sum places that hold something still needed."""
-    uses: dict[Place, list[tuple[int, bool]]] = {}
-    for i, step in enumerate(program.steps):
-        reads, writes = touched(step)
-        events = [(place, False) for place in reads] + [(place, True) for place in writes]
-        match step:
-            case Post(messages=messages):
-                events += [(message.place, isinstance(message, Receive)) for message in messages]
-            case Wait(message=message):
-                events.append((message.place, False))
-        for place, fresh in events:
-            if place.space in ("work", "sum"):
-                uses.setdefault(place, []).append((i, fresh))
-    live = [0] * (len(program.steps) + 1)
-    for events_of_place in uses.values():
-        born = events_of_place[0][0]
-        last = born
-        for i, fresh in events_of_place[1:]:
-            if fresh:
-                live[born] += 1
-                live[last + 1] -= 1
-                born = i
-            last = i
-        live[born] += 1
-        live[last + 1] -= 1
-    level, peak = 0, 0
-    for change in live:
-        level += change
-        peak = max(peak, level)
-    return peak
+    for place, content in purpose.results(rank.program.rank):
+        if purpose.schedule.chunks.size(piece_of(content)) and rank.content.get(place) != content:
+            raise rank.fail(f"{place} ends as {rank.content.get(place)}, not as {content}")

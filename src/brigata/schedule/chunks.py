@@ -11,7 +11,7 @@ from typing import NamedTuple
 class Piece(NamedTuple):
     """What travels in one message or enters one product: a sub-chunk of the chunk that a rank owns.
 
-    In an all-to-all ``chunk`` is the rank to which the piece goes and ``source`` the rank from which it comes.
+    In an all-to-all ``chunk`` is the rank to which the piece goes, ``source`` the rank from which it comes.
     """
 
     chunk: int
@@ -85,8 +85,8 @@ class Chunks:
 class Pairs(Chunks):
     """The cut of an all-to-all: what each rank has for each rank, in ``parts`` sub-chunks.
 
-    ``rows[s * ranks + d]`` rows go from rank s to rank d (``Pairs.of`` takes them as a matrix). On rank r the
-    outgoing tensor holds the pieces for rank 0, 1, ... in this order, the incoming one those from rank 0, 1, ...
+    ``rows[s * ranks + d]`` rows go from rank s to rank d (``Pairs.of`` takes them as a matrix). The outgoing
+    tensor of a rank holds the pieces for rank 0, 1, ... in this order, the incoming one those from them.
     """
 
     @classmethod
@@ -123,6 +123,11 @@ class Pairs(Chunks):
     def incoming(self, rank: int) -> list[Piece]:
         """What ``rank`` gets, in the order of its incoming tensor; what it keeps is among it."""
         return [Piece(rank, s, source) for source in range(self.ranks) for s in range(self.parts)]
+
+    def rows_between(self, rank: int) -> tuple[list[int], list[int]]:
+        """Rows from ``rank`` to each rank, and from each rank to ``rank``."""
+        n = self.ranks
+        return list(self.rows[rank * n : (rank + 1) * n]), list(self.rows[rank::n])
 
     def reversed(self) -> "Pairs":
         """The same pairs on their way back."""

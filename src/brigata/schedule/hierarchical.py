@@ -13,8 +13,17 @@ from itertools import product
 
 from brigata.describe.errors import divisors, one_of
 from brigata.schedule.chunks import Piece
-from brigata.schedule.request import Arrivals, Gather, Request, Scatter, Turn, compute_as_they_arrive, work
-from brigata.schedule.steps import Add, Message, Place, Post, Receive, Send, Step, Wait
+from brigata.schedule.request import (
+    Arrivals,
+    Gather,
+    Outbox,
+    Request,
+    Scatter,
+    Turn,
+    compute_as_they_arrive,
+    work,
+)
+from brigata.schedule.steps import Add, Message, Place, Post, Receive, Step
 
 
 class _Grid:
@@ -42,7 +51,7 @@ def gather(ask: Gather) -> list[Step]:
     grid = _Grid(ask)
 
     def turns() -> Iterator[Turn]:
-        for turn, hop, sub in product(range(grid.nodes), range(grid.size), ask.subs):
+        for turn, sub, hop in product(range(grid.nodes), ask.subs, range(grid.size)):
             posts: list[tuple[Message, ...]] = []
             if hop == 0 and turn + 1 < grid.nodes:
                 to, source = grid.rank(turn + 1, 0), grid.rank(-turn - 1, 0)
@@ -57,42 +66,33 @@ def gather(ask: Gather) -> list[Step]:
 
 
 def scatter(ask: Scatter) -> list[Step]:
-    """Node by node, own node last: each node sums what it has for a chunk and sends the sum to its owner."""
-    grid, nested = _Grid(ask), _NestedScatter(ask)
+    """Node by node, own node last: a node sums what it has for a chunk and sends the sum to the owner."""
+    grid, m = _Grid(ask), len(ask.subs)
+    inside, between = Outbox(0, m + 1), Outbox(m + 1, 2 * m)
+    inboxes = 3 * m + 1
+    sums = [Arrivals(Place("sum", i)) for i in range(m)]
+    steps: list[Step] = []
     for turn in range(1, grid.nodes + 1):
-        nested.sum_inside(grid, turn)
-    return nested.finish()
-
-
-class _NestedScatter:
-    """The steps of one rank as they come to be, and what is under way between nodes."""
-
-    def __init__(self, ask: Scatter) -> None:
-        self.ask = ask
-        self.steps: list[Step] = []
-        self.inside: list[Send] = []
-        self.between: list[Send] = []
-        self.arrivals = [Arrivals(Place("sum", i)) for i in range(len(ask.subs))]
-
-    def slot(self, use: int, turn: int, i: int) -> Place:
-        """Buffer of the i-th sub-chunk; each use has two sets, which take turns. Use 0: leaves the rank."""
-        m = len(self.ask.subs)
-        return work((2 * use + turn % 2) * m + i)
-
-    def sum_inside(self, grid: _Grid, turn: int) -> None:
-        """The direct order inside the node for the chunks of the node ``turn`` nodes on; then off they go."""
-        ask, steps, m = self.ask, self.steps, len(self.ask.subs)
-        arrivals = [Arrivals(Place("sum", m + i)) for i in range(m)]
+        stays = turn == grid.nodes
+        node_sums = [Arrivals(Place("sum", m + i)) for i in range(m)]
         for hop, (i, sub) in product(range(1, grid.size), enumerate(ask.subs)):
-            piece = Piece(grid.rank(turn, hop), sub)
-            outgoing = self.slot(0, len(self.inside) // m, i)
-            steps += [Wait(send) for send in self.inside[: -2 * m + 1][-1:]]
-            steps += [ask.compute(piece, outgoing), *arrivals[i].settle()]
-            send = Send(piece, outgoing, grid.rank(0, hop))
-            incoming = self.slot(1, hop, i)
-            receive = Receive(Piece(grid.rank(turn, 0), sub), incoming, grid.rank(0, -hop))
-            arrivals[i].expect(receive)
-            steps.append(Post((send, receive)))
-            self.inside.append(send)
+            piece, mine = Piece(grid.rank(turn, hop), sub), Piece(grid.rank(turn, 0), sub)
+            free, outgoing = inside.take()
+            steps += [*free, ask.compute(piece, outgoing), *node_sums[i].settle()]
+            send = inside.send(piece, outgoing, grid.rank(0, hop))
+            receive = Receive(mine, work(inboxes + hop % 2 * m + i), grid.rank(0, -hop))
+            steps.append(Post((send, node_sums[i].expect(receive))))
         for i, sub in enumerate(ask.subs):
-            self._hand_over(grid, turn, i, Piece(grid.rank(turn, 0), sub), arrivals[i])
+            piece = Piece(grid.rank(turn, 0), sub)
+            free, into = ([], ask.own(piece)) if stays else between.take()
+            steps += [*free, ask.compute(piece, into), *node_sums[i].arrive()]
+            steps += sums[i].arrive() if stays else ()
+            parts = (*(sums[i].places if stays else ()), *node_sums[i].places)
+            steps += [Add((*parts, into), into)] if parts else []
+            if not stays:
+                steps += sums[i].settle()
+                send = between.send(piece, into, grid.rank(turn, 0))
+                slot, source = inboxes + (2 + turn % 2) * m + i, grid.rank(-turn, 0)
+                receive = Receive(Piece(ask.rank, sub), work(slot), source)
+                steps.append(Post((send, sums[i].expect(receive))))
+    return steps + inside.rest() + between.rest()

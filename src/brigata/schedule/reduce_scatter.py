@@ -6,13 +6,17 @@ receive waited for before it is added and with separate buffers for what leaves 
 """
 
 from collections.abc import Callable
+from itertools import product as every
 
 from brigata.describe.order import Order
+from brigata.schedule import baselines, hierarchical
 from brigata.schedule.chunks import Chunks, Piece
+from brigata.schedule.request import Arrivals, Outbox, Scatter, work
 from brigata.schedule.steps import (
     Add,
     Collective,
     Compute,
+    Message,
     Place,
     Post,
     Program,
@@ -31,148 +35,142 @@ def reduce_scatter(order: Order, chunks: Chunks, rank: int, product: str) -> Pro
         chunks: the cut of the tokens; rank r gets the sum of chunk r.
         rank: whose program.
         product: name of the product that makes a contribution.
+
+    Raises:
+        ValueError: the order does not suit the size of the group; the end of a sentence.
     """
     assert chunks.parts == order.parts
-    build = _ORDERS[order.kind] if chunks.ranks > 1 else _alone
-    return Program(rank, tuple(build(chunks, rank, product)))
+    ask = Scatter(order, chunks, rank, range(chunks.parts), product)
+    return Program(rank, tuple(scatter_steps(ask)), order.wire)
 
 
-def _work(slot: int) -> Place:
-    return Place("work", slot)
+def scatter_steps(ask: Scatter) -> list[Step]:
+    """The steps of a reduce-scatter in the order that ``ask`` names."""
+    if ask.ranks == 1:
+        pieces = ask.pieces()
+        return [Compute(ask.product, tuple(pieces), writes=tuple(ask.own(piece) for piece in pieces))]
+    return _ORDERS[ask.order.kind](ask)
 
 
-def _own(piece: Piece) -> Place:
-    return Place("own", piece.sub)
+def compute_all(ask: Scatter) -> Compute:
+    """One product over everything, each piece into the work slot of its number."""
+    pieces = ask.pieces()
+    return Compute(
+        ask.product, tuple(pieces), writes=tuple(work(ask.chunks.index(piece)) for piece in pieces)
+    )
 
 
-def _compute(product: str, piece: Piece, into: Place) -> Compute:
-    return Compute(product, (piece,), writes=(into,))
+def _blocking(ask: Scatter) -> list[Step]:
+    return [compute_all(ask), Collective("reduce_scatter")]
 
 
-def _alone(chunks: Chunks, rank: int, product: str) -> list[Step]:
-    pieces = chunks.pieces()
-    return [Compute(product, tuple(pieces), writes=tuple(_own(piece) for piece in pieces))]
-
-
-def _compute_all(chunks: Chunks, product: str) -> Compute:
-    pieces = chunks.pieces()
-    return Compute(product, tuple(pieces), writes=tuple(_work(chunks.index(piece)) for piece in pieces))
-
-
-def _blocking(chunks: Chunks, rank: int, product: str) -> list[Step]:
-    return [_compute_all(chunks, product), Collective("reduce_scatter")]
-
-
-def _blocking_p2p(chunks: Chunks, rank: int, product: str) -> list[Step]:
-    n = chunks.ranks
-    own = Piece(rank)
-    sends, receives = [], []
-    for i in range(1, n):
-        to, source = (rank + i) % n, (rank - i) % n
-        sends.append(Send(Piece(to), _work(chunks.index(Piece(to))), to))
-        receives.append(Receive(own, _work(n + i - 1), source))
-    paired = tuple(message for pair in zip(sends, receives, strict=True) for message in pair)
-    sources = (*(receive.place for receive in receives), _work(chunks.index(own)))
+def _blocking_p2p(ask: Scatter) -> list[Step]:
+    own = Piece(ask.rank)
+    messages: list[Message] = []
+    for i in range(1, ask.ranks):
+        piece = Piece(ask.peer(i))
+        messages.append(Send(piece, work(ask.chunks.index(piece)), ask.peer(i)))
+        messages.append(Receive(own, work(ask.ranks + i - 1), ask.peer(-i)))
+    arrived = (message.place for message in messages if isinstance(message, Receive))
     return [
-        _compute_all(chunks, product),
-        Post(paired),
-        *(Wait(message) for message in paired),
-        Add(sources, _own(own)),
+        compute_all(ask),
+        Post(tuple(messages)),
+        *(Wait(message) for message in messages),
+        Add((*arrived, work(ask.chunks.index(own))), ask.own(own)),
     ]
 
 
-def _sliced(chunks: Chunks, rank: int, product: str) -> list[Step]:
-    """Slice s is sub-chunk s of every chunk; its exchange travels while slice s + 1 is computed."""
-    n = chunks.ranks
+def slice_steps(ask: Scatter, sub: int) -> tuple[list[Step], Post, list[Step]]:
+    """Sub-chunk ``sub`` of every chunk: its products, the start of its exchange, and how that is settled."""
+    own = Piece(ask.rank, sub)
+    base = sub % 2 * 2 * (ask.ranks - 1)  # two sets of buffers take turns
+    computes: list[Step] = []
+    messages: list[Message] = []
+    for i in range(1, ask.ranks):
+        piece, outgoing, incoming = Piece(ask.peer(i), sub), work(base + 2 * i - 2), work(base + 2 * i - 1)
+        computes.append(ask.compute(piece, outgoing))
+        messages += Send(piece, outgoing, ask.peer(i)), Receive(own, incoming, ask.peer(-i))
+    computes.append(ask.compute(own, ask.own(own)))
+    sources = (*(message.place for message in messages if isinstance(message, Receive)), ask.own(own))
+    return computes, Post(tuple(messages)), [*map(Wait, messages), Add(sources, ask.own(own))]
+
+
+def _sliced(ask: Scatter) -> list[Step]:
+    """The exchange of a slice travels while the next one is computed."""
     steps: list[Step] = []
     settle: list[Step] = []
-    for sub in range(chunks.parts):
-        own = Piece(rank, sub)
-        base = (sub % 2) * 2 * (n - 1)  # two sets of buffers take turns
-        sends, receives = [], []
-        for i in range(1, n):
-            to, source = (rank + i) % n, (rank - i) % n
-            outgoing, incoming = _work(base + 2 * (i - 1)), _work(base + 2 * (i - 1) + 1)
-            steps.append(_compute(product, Piece(to, sub), outgoing))
-            sends.append(Send(Piece(to, sub), outgoing, to))
-            receives.append(Receive(own, incoming, source))
-        steps.append(_compute(product, own, _own(own)))
-        steps += settle
-        paired = tuple(message for pair in zip(sends, receives, strict=True) for message in pair)
-        steps.append(Post(paired))
-        sources = (*(receive.place for receive in receives), _own(own))
-        settle = [*(Wait(message) for message in paired), Add(sources, _own(own))]
+    for sub in ask.subs:
+        computes, post, settle_next = slice_steps(ask, sub)
+        steps += [*computes, *settle, post]
+        settle = settle_next
     return steps + settle
 
 
-def _ring(chunks: Chunks, rank: int, product: str) -> list[Step]:
+def _ring(ask: Scatter) -> list[Step]:
     """A chunk's sum travels round the ring to its owner; each rank adds its contribution as it passes."""
-    n, depth = chunks.ranks, chunks.parts + 1
+    return _rings(ask, [[(sub, 1)] for sub in ask.subs])
+
+
+def _bidirectional(ask: Scatter) -> list[Step]:
+    """Two rings: sub-chunks with even numbers travel right, the others left, both at once."""
+    return _rings(ask, [[(sub, 1), (sub + 1, -1)] for sub in ask.subs[::2]])
+
+
+def _rings(ask: Scatter, lanes: list[list[tuple[int, int]]]) -> list[Step]:
+    """Each lane has sub-chunks that go on together, each with its way: 1 is right, -1 is left."""
+    depth = len(ask.subs) + len(lanes[0])
+    outbox, inbox = Outbox(0, depth), 0
     steps: list[Step] = []
-    sends: list[Send] = []
     arriving: dict[Piece, Receive] = {}
-    turns = [(turn, sub) for turn in range(n) for sub in range(chunks.parts)]
-    for j, (turn, sub) in enumerate(turns):
-        piece = Piece((rank - turn - 1) % n, sub)
-        last = turn == n - 1
-        into = _own(piece) if last else _work(j % depth)
-        if not last and j >= depth:
-            steps.append(Wait(sends[j - depth]))
-        steps.append(_compute(product, piece, into))
-        if turn > 0:
-            receive = arriving[piece]
-            steps += [Wait(receive), Add((receive.place, into), into)]
-        if not last:
-            send = Send(piece, into, (rank + 1) % n)
-            receive = Receive(Piece((rank - turn - 2) % n, sub), _work(depth + j % depth), (rank - 1) % n)
-            steps.append(Post((send, receive)))
-            sends.append(send)
-            arriving[receive.piece] = receive
-    return steps + [Wait(send) for send in sends[-depth:]]
+    for turn, lane in every(range(ask.ranks), lanes):
+        last = turn + 1 == ask.ranks
+        computed: list[tuple[Piece, Place, int]] = []
+        for sub, way in lane:
+            piece = Piece(ask.peer(-way * (turn + 1)), sub)
+            free, into = ([], ask.own(piece)) if last else outbox.take()
+            steps += [*free, ask.compute(piece, into)]
+            computed.append((piece, into, way))
+        messages: list[Message] = []
+        for piece, into, way in computed:
+            if turn > 0:
+                steps += [Wait(arriving[piece]), Add((arriving[piece].place, into), into)]
+            if not last:
+                coming = Piece(ask.peer(-way * (turn + 2)), piece.sub)
+                arriving[coming] = Receive(coming, work(depth + inbox % depth), ask.peer(-way))
+                inbox += 1
+                messages += outbox.send(piece, into, ask.peer(way)), arriving[coming]
+        steps += [Post(tuple(messages))] if messages else []
+    return steps + outbox.rest()
 
 
-def _direct(chunks: Chunks, rank: int, product: str) -> list[Step]:
+def _direct(ask: Scatter) -> list[Step]:
     """Every contribution goes straight to its owner, who adds them in a fixed order and its own one last."""
-    n, m = chunks.ranks, chunks.parts
-    depth = m + 1
+    m = len(ask.subs)
+    outbox = Outbox(0, m + 1)
+    arrivals = [Arrivals(Place("sum", i)) for i in range(m)]
     steps: list[Step] = []
-    sends: list[Send] = []
-    arrived: dict[int, list[Place]] = {sub: [] for sub in range(m)}
-    pending: dict[int, Receive] = {}
-
-    def settle(sub: int) -> None:
-        """Wait for the contribution under way to ``sub`` and, when there are two, make them one sum."""
-        receive = pending.pop(sub)
-        steps.append(Wait(receive))
-        arrived[sub].append(receive.place)
-        if len(arrived[sub]) == 2:
-            total = Place("sum", sub)
-            steps.append(Add(tuple(arrived[sub]), total))
-            arrived[sub] = [total]
-
-    for j, (turn, sub) in enumerate((turn, sub) for turn in range(1, n) for sub in range(m)):
-        to, source = (rank + turn) % n, (rank - turn) % n
-        outgoing = _work(j % depth)
-        if j >= depth:
-            steps.append(Wait(sends[j - depth]))
-        steps.append(_compute(product, Piece(to, sub), outgoing))
-        if sub in pending:
-            settle(sub)
-        send = Send(Piece(to, sub), outgoing, to)
-        pending[sub] = Receive(Piece(rank, sub), _work(depth + (turn % 2) * m + sub), source)
-        steps.append(Post((send, pending[sub])))
-        sends.append(send)
-    for sub in range(m):
-        own, last = Place("own", sub), pending[sub]
-        steps += [_compute(product, Piece(rank, sub), own), Wait(last)]
-        steps.append(Add((*arrived[sub], last.place, own), own))
-    return steps + [Wait(send) for send in sends[-depth:]]
+    for turn, (i, sub) in every(range(1, ask.ranks), enumerate(ask.subs)):
+        piece = Piece(ask.peer(turn), sub)
+        free, outgoing = outbox.take()
+        steps += [*free, ask.compute(piece, outgoing), *arrivals[i].settle()]
+        send = outbox.send(piece, outgoing, ask.peer(turn))
+        receive = Receive(Piece(ask.rank, sub), work(m + 1 + turn % 2 * m + i), ask.peer(-turn))
+        steps.append(Post((send, arrivals[i].expect(receive))))
+    for i, sub in enumerate(ask.subs):
+        own = ask.own(Piece(ask.rank, sub))
+        steps += [ask.compute(Piece(ask.rank, sub), own), *arrivals[i].arrive()]
+        steps.append(Add((*arrivals[i].places, own), own))
+    return steps + outbox.rest()
 
 
-_ORDERS: dict[str, Callable[[Chunks, int, str], list[Step]]] = {
+_ORDERS: dict[str, Callable[[Scatter], list[Step]]] = {
     "blocking": _blocking,
     "blocking_p2p": _blocking_p2p,
     "sliced": _sliced,
     "ring": _ring,
     "direct": _direct,
+    "bidirectional": _bidirectional,
+    "hierarchical": hierarchical.scatter,
+    "userbuffers": baselines.userbuffers,
+    "async_tp": baselines.async_tp,
 }

@@ -103,29 +103,54 @@ def compute_as_they_arrive(turns: Iterable[Turn], compute: Callable[..., list[St
     return steps + [Wait(send) for send in sends]
 
 
+class Outbox:
+    """Buffers for what leaves, slots from ``first`` on in turn; one is free when its message has left."""
+
+    def __init__(self, first: int, depth: int) -> None:
+        self._first, self._depth = first, depth
+        self._taken = 0
+        self._sends: list[Send] = []
+
+    def take(self) -> tuple[list[Step], Place]:
+        """The next buffer, and the wait until it is free."""
+        number, self._taken = self._taken, self._taken + 1
+        before = number - self._depth
+        waits: list[Step] = [Wait(self._sends[before])] if before >= 0 else []
+        return waits, work(self._first + number % self._depth)
+
+    def send(self, piece: Piece, place: Place, peer: int) -> Send:
+        """``piece`` to ``peer``; buffers are sent in the order in which they were taken."""
+        self._sends.append(Send(piece, place, peer))
+        return self._sends[-1]
+
+    def rest(self) -> list[Step]:
+        """Waits for the messages that no ``take`` has waited for."""
+        return [Wait(send) for send in self._sends[-self._depth :]]
+
+
 class Arrivals:
     """Contributions to one piece that arrive one after the other; at most two of them are kept.
 
-    Args:
-        total: the accumulator; with two arrivals or fewer it is not used.
+    ``places`` has the parts of the sum. With two arrivals or fewer the accumulator ``total`` is not used.
     """
 
     def __init__(self, total: Place) -> None:
+        self.places: tuple[Place, ...] = ()
         self._total = total
-        self._places: tuple[Place, ...] = ()
         self._under_way: Receive | None = None
 
-    def expect(self, receive: Receive) -> None:
-        """The next contribution has been posted."""
+    def expect(self, receive: Receive) -> Receive:
+        """The next contribution, about to be posted."""
         assert self._under_way is None, f"{self._under_way} is not settled"
         self._under_way = receive
+        return receive
 
     def settle(self) -> list[Step]:
         """Wait for the contribution under way and, when there are two, make them one sum."""
         steps = self.arrive()
-        if len(self._places) == 2:
-            steps.append(Add(self._places, self._total))
-            self._places = (self._total,)
+        if len(self.places) == 2:
+            steps.append(Add(self.places, self._total))
+            self.places = (self._total,)
         return steps
 
     def arrive(self) -> list[Step]:
@@ -133,10 +158,5 @@ class Arrivals:
         if self._under_way is None:
             return []
         receive, self._under_way = self._under_way, None
-        self._places += (receive.place,)
+        self.places += (receive.place,)
         return [Wait(receive)]
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Where the parts of the sum lie."""
-        return self._places

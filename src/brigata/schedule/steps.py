@@ -24,8 +24,8 @@ class Place:
     ``outgoing``  what an all-to-all takes from here; index = position of the piece among ``Pairs.outgoing``
     ``incoming``  what an all-to-all brings here; index = position of the piece among ``Pairs.incoming``
 
-    All but ``work`` and ``sum`` are in the activation's dtype. Inputs lie at their places when a program begins:
-    the own chunk in ``gathered``; for an all-to-all all of ``outgoing``, and what the rank keeps in ``incoming``.
+    All but ``work`` and ``sum`` are in the activation's dtype. Inputs are there when a program begins: the
+    own chunk in ``gathered``; for an all-to-all all of ``outgoing``, and what the rank keeps in ``incoming``.
     """
 
     space: Space

@@ -1,7 +1,7 @@
 """Runs schedules on a described network: discrete events, the choice of an order, a proven bound."""
 
 from brigata.simulate.bound import lower_bound
-from brigata.simulate.choose import Choice, Prediction, candidates, choose
+from brigata.simulate.choose import Choice, Prediction, choose, every_order
 from brigata.simulate.durations import Duration, Durations
 from brigata.simulate.engine import simulate
 from brigata.simulate.network import Link, Network
@@ -17,8 +17,8 @@ __all__ = [
     "RankTime",
     "SimulatedTime",
     "Span",
-    "candidates",
     "choose",
+    "every_order",
     "lower_bound",
     "simulate",
 ]

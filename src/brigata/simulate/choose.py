@@ -1,12 +1,12 @@
 """``auto``: simulates every order on the network at hand and takes the fastest, or a simpler one as fast."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from brigata.describe.order import ORDERS, Order, parse_order
 from brigata.schedule.build import build_schedule
-from brigata.schedule.chunks import Chunks
 from brigata.schedule.steps import Collective, Compute, Post, Schedule, Send
+from brigata.simulate.cuts import Rows, cut
 from brigata.simulate.durations import Durations
 from brigata.simulate.engine import simulate
 from brigata.simulate.network import Network
@@ -38,22 +38,25 @@ class Choice:
     predictions: tuple[Prediction, ...]
 
 
-def candidates(kinds: Iterable[str] = ORDERS, parts: Sequence[int] = PARTS) -> list[Order]:
-    """Orders of ``kinds`` with every number of ``parts`` that they take."""
-    found: list[Order] = []
-    for kind in kinds:
+def every_order(ranks: int, network: Network, parts: Sequence[int] = PARTS) -> list[Order]:
+    """All orders for a group of ``ranks`` on ``network``, with every number of ``parts`` that they take.
+
+    Partial sums travel as they are: whether in fp32 is a matter of precision, not of time.
+    """
+    found: dict[Order, None] = {}
+    for name in _names(ranks, network):
         for count in parts:
             try:
-                order = parse_order(kind if count == 1 else f"{kind}:{count}")
+                order = parse_order(name if count == 1 else f"{name}:{count}")
             except ValueError:
                 continue
-            found.append(order)
-    return found
+            found[order] = None
+    return list(found)
 
 
 def choose(
     operator: str,
-    rows: Sequence[int],
+    rows: Rows,
     durations: Durations,
     network: Network,
     candidates: Sequence[Order] | None = None,
@@ -63,33 +66,48 @@ def choose(
     """The order that the simulator finds fastest for one operator pass.
 
     Args:
-        operator: a name in ``schedule.OPERATORS``.
-        rows: rows of each rank's chunk.
+        operator: a name in ``schedule.OPERATORS`` or ``schedule.PAIR_OPERATORS``.
+        rows: rows of each rank's chunk, or from each rank to each rank.
         durations: what its products, additions, posts and collectives cost.
         network: what its messages cost.
-        candidates: orders to try; None: every one that can be built, the blocking ones included, so that
+        candidates: orders to try; None: every one that the operator has, the blocking ones included, so that
             overlap is off where it loses.
         stream: as for ``simulate``.
     """
-    tried = _default_candidates() if candidates is None else candidates
-    assert tried, "no candidates"
-    predictions = [_predict(operator, order, rows, durations, network, stream) for order in tried]
-    fastest = min(prediction.seconds for prediction in predictions)
-    as_good = [prediction for prediction in predictions if prediction.seconds <= fastest * (1 + TIE)]
-    taken = min(
-        as_good, key=lambda prediction: (prediction.messages, prediction.products, prediction.seconds)
-    )
-    ranked = sorted(predictions, key=lambda prediction: prediction.seconds)
-    return Choice(taken.order, taken.seconds, tuple(ranked))
+    if candidates is None:
+        asked = every_order(len(rows), network)
+        candidates = [order for order in asked if _applies(operator, rows, order)]
+    assert candidates, "no candidates"
+    predictions = [_predict(operator, rows, order, durations, network, stream) for order in candidates]
+    predictions.sort(key=lambda prediction: prediction.seconds)
+    limit = predictions[0].seconds * (1 + TIE)
+    as_good = [prediction for prediction in predictions if prediction.seconds <= limit]
+    taken = min(as_good, key=lambda prediction: (prediction.messages, prediction.products))
+    return Choice(taken.order, taken.seconds, tuple(predictions))
 
 
-_default_candidates = candidates
+def _names(ranks: int, network: Network) -> Iterator[str]:
+    """Names without parts; nested orders only where the network has the nodes for them."""
+    size = network.ranks_per_node
+    for kind in ORDERS:
+        if kind != "hierarchical":
+            yield kind
+        elif size is not None and 1 < size < ranks and ranks % size == 0:
+            yield f"{kind}:{size}"
+
+
+def _applies(operator: str, rows: Rows, order: Order) -> bool:
+    try:
+        build_schedule(operator, order, cut(operator, rows, order.parts))
+    except ValueError:
+        return False
+    return True
 
 
 def _predict(
-    operator: str, order: Order, rows: Sequence[int], durations: Durations, network: Network, stream: bool
+    operator: str, rows: Rows, order: Order, durations: Durations, network: Network, stream: bool
 ) -> Prediction:
-    schedule = build_schedule(operator, order, Chunks(tuple(rows), order.parts))
+    schedule = build_schedule(operator, order, cut(operator, rows, order.parts))
     time = simulate(schedule, durations, network, stream=stream)
     return Prediction(order, time.total_s, time.exposed_s, *_most(schedule))
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["compute", "wait", "add", "post", "message"]
+Kind = Literal["phase", "compute", "wait", "add", "post", "message"]
+"""``phase`` is a part of a training step; only real runs have it."""
 
 
 @dataclass(frozen=True, slots=True)

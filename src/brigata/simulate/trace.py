@@ -2,31 +2,22 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
-LANES = ("phase", "compute", "wait", "message")
-"""Rows of a rank, from the top."""
+from brigata.simulate.result import Kind, Span
 
-
-@dataclass(frozen=True, slots=True)
-class TraceSpan:
-    """Something that took time on a rank: ``lane`` is one of ``LANES``; seconds on a clock common to all ranks."""
-
-    rank: int
-    lane: str
-    name: str
-    start_s: float
-    end_s: float
+LANES: tuple[str, ...] = get_args(Kind)
+"""Rows of a rank, from the top: one a kind of span."""
 
 
-def write_trace(spans: Iterable[TraceSpan], path: Path, title: str) -> None:
+def write_trace(spans: Iterable[Span], path: Path, title: str) -> None:
     """Write ``spans`` to ``path``; opens in ui.perfetto.dev and chrome://tracing.
 
-    One process a rank, one thread a lane. Messages overlap, so they are written as asynchronous events; times are
-    microseconds from the first span's start.
+    One process a rank, one thread a kind. Messages overlap, so they are written as asynchronous events;
+    times are microseconds from the first span's start.
     """
-    spans = sorted(spans, key=lambda span: (span.rank, LANES.index(span.lane), span.start_s))
+    spans = sorted(spans, key=lambda span: (span.rank, LANES.index(span.kind), span.start_s))
     origin = min((span.start_s for span in spans), default=0.0)
     events: list[dict[str, object]] = []
     for rank in sorted({span.rank for span in spans}):
@@ -34,9 +25,9 @@ def write_trace(spans: Iterable[TraceSpan], path: Path, title: str) -> None:
         for tid, lane in enumerate(LANES):
             events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": lane}})
     for number, span in enumerate(spans):
-        common = {"name": span.name, "cat": span.lane, "pid": span.rank, "tid": LANES.index(span.lane)}
+        common = {"name": span.name, "cat": span.kind, "pid": span.rank, "tid": LANES.index(span.kind)}
         start, end = ((at - origin) * 1e6 for at in (span.start_s, span.end_s))
-        if span.lane == "message":
+        if span.kind == "message":
             events.append(common | {"ph": "b", "id": number, "ts": start})
             events.append(common | {"ph": "e", "id": number, "ts": end})
         else:

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor
 
 from brigata.describe.job import Job
-from brigata.describe.order import parse_order
+from brigata.describe.order import Order
 from brigata.describe.parameters import count_parameters
 from brigata.model.generate import generate
 from brigata.overlap.evidence import OperatorEvidence
@@ -132,7 +132,9 @@ def _overlapped_calls(run: _Run, evidence: dict[str, OperatorEvidence]) -> int:
     """Calls that ran overlapped; none at all, when the job asked for overlap, is an error."""
     calls = sum(counted.overlapped_calls for counted in evidence.values())
     overlap = run.job.layout.overlap
-    if run.model.channel is not None and parse_order(overlap).overlapped and not calls:
+    channel = run.model.channel
+    asked = channel is not None and isinstance(channel.order, Order) and channel.order.overlapped
+    if asked and not calls:
         raise RuntimeError(f"layout.overlap = {overlap!r} was asked for, but no operator ran overlapped")
     return calls
 

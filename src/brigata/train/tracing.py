@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from brigata.parallel.apply import ParallelModel
-from brigata.simulate.trace import TraceSpan, write_trace
+from brigata.simulate.result import Span
+from brigata.simulate.trace import write_trace
 
 ROUNDS = 16
 """Exchanges with rank 0 by which a rank's clock is compared; the quickest one counts."""
@@ -31,9 +32,9 @@ def end_trace(model: ParallelModel, path: Path, title: str, device: torch.device
     offsets = _gather_texts(json.dumps(offset), device)
     if dist.get_rank() == 0:
         moved = [
-            TraceSpan(rank, lane, name, start - json.loads(shift), end - json.loads(shift))
+            Span(rank, kind, name, start - json.loads(shift), end - json.loads(shift))
             for text, shift in zip(everyone, offsets, strict=True)
-            for rank, lane, name, start, end in json.loads(text)
+            for rank, kind, name, start, end in json.loads(text)
         ]
         write_trace(moved, path, title)
 
