@@ -5,16 +5,12 @@
 All competitors train the same model from the same values on the same tokens; losses are compared first.
 """
 
-import argparse
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from end_to_end import LR, MODEL, SEQ_LEN, SEQUENCES, VOCAB, print_table, run_on_two_ranks
+from end_to_end import LR, MODEL, SEQ_LEN, SEQUENCES, VOCAB, print_table, run_benchmark
 
 LAYOUTS = {
     "brigata zero 2": {"zero": 2},
@@ -151,34 +147,13 @@ def _over_ranks(loss: Any) -> float:
 
 def main() -> None:
     """Start the ranks, or be one."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rate", help="link rate, for instance 1gbit (Linux, root); default: loopback")
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.rank:
-        result = run_rank(options.repetitions)
-        if result is not None:
-            print(json.dumps(result))
+    result = run_benchmark(__file__, __doc__ or "", run_rank)
+    if result is None:
         return
-    argv = [
-        sys.executable,
-        str(Path(__file__).resolve()),
-        "--rank",
-        "--repetitions",
-        str(options.repetitions),
-    ]
-    result = run_on_two_ranks(argv, options.rate)
-    print(f"2 ranks, dp 2, {options.rate or 'loopback'}, {options.repetitions} interleaved repetitions")
     print_table(result["samples_ms"], "brigata zero 2")
     for name, parts in result["exposed_ms"].items():
         if name != "ddp":
             print(f"{name:24s} exposed: " + ", ".join(f"{part} {value:.0f}" for part, value in parts.items()))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 MODEL = {"hidden": 512, "pattern": "*-*-*-*-", "heads": 8, "kv_heads": 4, "ffn": 1536}
 SEQUENCES, SEQ_LEN, VOCAB, LR = 4, 512, 256, 1e-3
-ORDERS = ("direct", "blocking_p2p")
+ORDERS = ("direct", "auto", "blocking_p2p")
 
 
 def run_rank(repetitions: int) -> dict[str, Any] | None:
@@ -166,33 +166,38 @@ def run_on_two_ranks(argv: list[str], rate: str | None) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Start the ranks, or be one."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def run_benchmark(
+    script: str, text: str, run: Callable[[int], dict[str, Any] | None]
+) -> dict[str, Any] | None:
+    """The command line of a two-rank benchmark: start ``script`` as two ranks, or be one of them.
+
+    Returns what rank 0 measured; None in a rank.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", help="link rate, for instance 1gbit (Linux, root); default: loopback")
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        result = run_rank(options.repetitions)
-        if result is not None:
-            print(json.dumps(result))
-        return
-    argv = [
-        sys.executable,
-        str(Path(__file__).resolve()),
-        "--rank",
-        "--repetitions",
-        str(options.repetitions),
-    ]
+        measured = run(options.repetitions)
+        if measured is not None:
+            print(json.dumps(measured))
+        return None
+    path = str(Path(script).resolve())
+    argv = [sys.executable, path, "--rank", "--repetitions", str(options.repetitions)]
     result = run_on_two_ranks(argv, options.rate)
-    print(f"2 ranks, tp 2, {options.rate or 'loopback'}, {options.repetitions} interleaved repetitions")
-    print_table(result["samples_ms"], f"brigata {ORDERS[0]}")
+    print(f"2 ranks, {options.rate or 'loopback'}, {options.repetitions} interleaved repetitions")
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def main() -> None:
+    """Start the ranks, or be one."""
+    result = run_benchmark(__file__, __doc__ or "", run_rank)
+    if result is not None:
+        print_table(result["samples_ms"], f"brigata {ORDERS[0]}")
 
 
 if __name__ == "__main__":

@@ -15,20 +15,21 @@ from rich.progress import track
 from brigata.measure.overlap_bench import bench_overlap
 from brigata.measure.overlap_cases import OPERATIONS, PASSES, Shape
 
-ORDERS = ["blocking", "blocking_p2p", "sliced:4", "ring", "direct"]
+ORDERS = "blocking,blocking_p2p,sliced:4,ring,direct"
 
 
 def table(rate: str, results: list[dict[str, Any]]) -> str:
     """Times in ms, with the median paired ratio to ``contended`` in brackets."""
+    orders = list(results[0]["orders"])
     lines = [
         f"\n{rate}, 2 ranks, tokens 2048, hidden 1024, ms (ratio to contended)\n",
-        "| operator | ffn | compute | messages | contended | " + " | ".join(ORDERS) + " |",
-        "|" + "---|" * (5 + len(ORDERS)),
+        "| operator | ffn | compute | messages | contended | " + " | ".join(orders) + " |",
+        "|" + "---|" * (5 + len(orders)),
     ]
     for result in results:
         cells = [f"{result['op']} {result['direction']}", str(result["ffn"])]
         cells += [f"{result[key]:.0f}" for key in ("compute_ms", "comm_ms", "contended_ms")]
-        for order in ORDERS:
+        for order in orders:
             figures = result["orders"][order]
             cells.append(f"{figures['time_ms']:.0f} ({figures['ratio_to_contended']:.3f})")
         lines.append("| " + " | ".join(cells) + " |")
@@ -42,6 +43,7 @@ def main() -> None:
     )
     parser.add_argument("--rates", default="1gbit,loopback")
     parser.add_argument("--ffn", default="4096")
+    parser.add_argument("--orders", default=ORDERS)
     parser.add_argument("--repetitions", type=int, default=25)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -53,7 +55,7 @@ def main() -> None:
         for op, direction, ffn in track(cases, description=rate):
             shape = Shape(op, direction, 2048, 1024, ffn)
             shaped = None if rate == "loopback" else rate
-            results.append(bench_overlap(shape, 2, ORDERS, options.repetitions, shaped))
+            results.append(bench_overlap(shape, 2, options.orders.split(","), options.repetitions, shaped))
         everything[rate] = results
         print(table(rate, results), flush=True)
     if options.json:

@@ -9,6 +9,7 @@ from torch import Tensor
 from brigata.describe.order import parse_order
 from brigata.measure.overlap_cases import Case, Shape, exchange_messages
 from brigata.measure.prediction import operator_of
+from brigata.overlap.auto import Work
 from brigata.overlap.channel import Channel
 from brigata.overlap.executor import allocate, execute
 from brigata.schedule.build import INPUT_GRADIENT, OUTPUT, WEIGHT_GRADIENT
@@ -39,7 +40,8 @@ def build_emulated_case(shape: Shape, group: dist.ProcessGroup, product_s: float
         if order not in channels:
             channels[order] = Channel(group, torch.device("cpu"), parse_order(order))
         channel = channels[order]
-        plan = channel.plan(operator, channel.chunks((shape.tokens // n,) * n))
+        work = Work(0.0, shape.hidden, dtype.itemsize)
+        plan = channel.prepare(operator, (shape.tokens // n,) * n, work)
         memory = allocate(plan, shape.hidden, own, gathered if gathers else None, None if gathers else own)
         execute(channel, operator, plan, memory, dict.fromkeys(kinds, product))
         return ()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from brigata.overlap.channel import Channel
 from brigata.overlap.executor import allocate, execute
-from brigata.overlap.linear import WeightGradient
+from brigata.overlap.linear import WeightGradient, work_of
 from brigata.schedule.build import INPUT_GRADIENT, OUTPUT, WEIGHT_GRADIENT
 from brigata.schedule.chunks import split_evenly
 
@@ -31,28 +31,29 @@ class _LinearAllReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], master: Tensor) -> Tensor:
-        chunks = channel.chunks(rows)
         weight = master.to(x.dtype)
-        y = x.new_empty(chunks.tokens, weight.shape[0])
+        work = work_of(x, weight.shape[0], [weight])
+        plan = channel.prepare("linear_all_reduce.forward", rows, work)
+        y = x.new_empty(plan.chunks.tokens, weight.shape[0])
 
         def output(tokens: slice, out: Tensor | None) -> None:
             assert out is not None
             torch.mm(x[tokens], weight.t(), out=out)
 
-        plan = channel.plan("linear_all_reduce.forward", chunks)
         memory = allocate(plan, weight.shape[0], x, gathered=y)
         execute(channel, "linear_all_reduce.forward", plan, memory, {OUTPUT: output})
         ctx.save_for_backward(x, weight)
-        ctx.channel, ctx.chunks, ctx.master = channel, chunks, master
+        ctx.channel, ctx.rows, ctx.work, ctx.master = channel, rows, work, master
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel, chunks = ctx.channel, ctx.chunks
+        channel: Channel = ctx.channel
         x, weight = ctx.saved_tensors
+        plan = channel.prepare("linear_all_reduce.backward", ctx.rows, ctx.work)
         (dy,) = grads
         dx = x.new_empty(x.shape)
-        total = WeightGradient(chunks.tokens, ctx.needs_input_grad[3])
+        total = WeightGradient(plan.chunks.tokens, ctx.needs_input_grad[3])
 
         def input_gradient(tokens: slice, _: Tensor | None) -> None:
             torch.mm(dy[tokens], weight, out=dx[tokens])
@@ -60,7 +61,6 @@ class _LinearAllReduce(torch.autograd.Function):
         def weight_gradient(tokens: slice, _: Tensor | None) -> None:
             total.add(dy[tokens], x[tokens])
 
-        plan = channel.plan("linear_all_reduce.backward", chunks)
         memory = allocate(plan, dy.shape[1], dy)
         products = {INPUT_GRADIENT: input_gradient, WEIGHT_GRADIENT: weight_gradient}
         execute(channel, "linear_all_reduce.backward", plan, memory, products)
@@ -83,26 +83,28 @@ class _ColumnLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], *masters: Tensor
     ) -> tuple[Tensor, ...]:
-        chunks = channel.chunks(rows)
         weights = [master.to(x.dtype) for master in masters]
-        outputs = tuple(x.new_empty(chunks.tokens, weight.shape[0]) for weight in weights)
+        work = work_of(x, x.shape[1], weights)
+        plan = channel.prepare("column_all_reduce.forward", rows, work)
+        outputs = tuple(x.new_empty(plan.chunks.tokens, weight.shape[0]) for weight in weights)
 
         def output(tokens: slice, _: Tensor | None) -> None:
             for y, weight in zip(outputs, weights, strict=True):
                 torch.mm(x[tokens], weight.t(), out=y[tokens])
 
-        plan = channel.plan("column_all_reduce.forward", chunks)
         execute(channel, "column_all_reduce.forward", plan, allocate(plan, x.shape[1], x), {OUTPUT: output})
         ctx.save_for_backward(x, *weights)
-        ctx.channel, ctx.chunks, ctx.masters = channel, chunks, masters
+        ctx.channel, ctx.rows, ctx.work, ctx.masters = channel, rows, work, masters
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel, chunks = ctx.channel, ctx.chunks
+        channel: Channel = ctx.channel
         x, *weights = ctx.saved_tensors
-        dx = x.new_empty(chunks.tokens, x.shape[1])
-        sums = [WeightGradient(chunks.tokens, wanted) for wanted in ctx.needs_input_grad[3:]]
+        plan = channel.prepare("column_all_reduce.backward", ctx.rows, ctx.work)
+        tokens = plan.chunks.tokens
+        dx = x.new_empty(tokens, x.shape[1])
+        sums = [WeightGradient(tokens, wanted) for wanted in ctx.needs_input_grad[3:]]
 
         def input_gradient(tokens: slice, out: Tensor | None) -> None:
             assert out is not None
@@ -114,7 +116,6 @@ class _ColumnLinear(torch.autograd.Function):
             for total, dy in zip(sums, grads, strict=True):
                 total.add(dy[tokens], x[tokens])
 
-        plan = channel.plan("column_all_reduce.backward", chunks)
         memory = allocate(plan, x.shape[1], x, gathered=dx)
         products = {INPUT_GRADIENT: input_gradient, WEIGHT_GRADIENT: weight_gradient}
         execute(channel, "column_all_reduce.backward", plan, memory, products)

@@ -51,30 +51,18 @@ class Channel:
     def prepare(self, operator: str, rows: Sequence[int], work: Work) -> Plan:
         """This rank's program for one operator pass over tokens of which rank r owns ``rows[r]``.
 
-        ``work`` is what a chooser chooses by.
+        ``work`` is what a chooser chooses by. The program is built, with its work buffers laid out, once for
+        each order and cut.
         """
         assert len(rows) == self.size, f"{len(rows)} chunk sizes for a group of {self.size}"
         rows = tuple(rows)
         order = self.order if isinstance(self.order, Order) else self.order.order(operator, rows, work)
-        return self._plan(operator, order, Chunks(rows, order.parts))
-
-    def chunks(self, rows: Sequence[int]) -> Chunks:
-        """The cut of tokens of which rank r owns ``rows[r]``, in the fixed order's sub-chunks."""
-        assert isinstance(self.order, Order)
-        return Chunks(tuple(rows), self.order.parts)
-
-    def plan(self, operator: str, chunks: Chunks) -> Plan:
-        """This rank's program for ``operator`` in the fixed order."""
-        assert isinstance(self.order, Order)
-        return self._plan(operator, self.order, chunks)
-
-    def _plan(self, operator: str, order: Order, chunks: Chunks) -> Plan:
-        """Built, with its work buffers laid out, once for each order and cut."""
+        chunks = Chunks(rows, order.parts)
         key = (operator, order, chunks)
         if key not in self._plans:
             if self.proven:
-                check(build_schedule(*key))
-            self._plans[key] = bind(build_program(*key, self.rank), key[2])
+                check(build_schedule(operator, order, chunks))
+            self._plans[key] = bind(build_program(operator, order, chunks, self.rank), chunks)
         return self._plans[key]
 
     def post(self, messages: Sequence[tuple[bool, Tensor, int]]) -> list[dist.Work]:

@@ -68,7 +68,7 @@ class _AllGatherLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], keep: bool, *masters: Tensor
     ) -> tuple[Tensor, ...]:
         weights = [master.to(x.dtype) for master in masters]
-        work = _work(x, x.shape[1], weights)
+        work = work_of(x, x.shape[1], weights)
         plan = channel.prepare("all_gather_linear.forward", rows, work)
         chunks = plan.chunks
         gathered = x.new_empty(chunks.tokens, x.shape[1])
@@ -135,7 +135,7 @@ class _LinearReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], master: Tensor) -> Tensor:
         weight = master.to(x.dtype)
-        work = _work(x, weight.shape[0], [weight])
+        work = work_of(x, weight.shape[0], [weight])
         plan = channel.prepare("linear_reduce_scatter.forward", rows, work)
         chunks = plan.chunks
         y = x.new_empty(chunks.rows[channel.rank], weight.shape[0])
@@ -174,7 +174,7 @@ class _LinearReduceScatter(torch.autograd.Function):
         return dx, None, None, total.result(ctx.master)
 
 
-def _work(x: Tensor, width: int, weights: Sequence[Tensor]) -> Work:
+def work_of(x: Tensor, width: int, weights: Sequence[Tensor]) -> Work:
     """What a token costs in one product with all ``weights``, and as a message of ``width`` elements."""
     return Work(2.0 * sum(weight.numel() for weight in weights), width, x.element_size())
 
