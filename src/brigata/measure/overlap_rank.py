@@ -47,8 +47,7 @@ def measure(request: dict[str, object]) -> dict[str, object]:
             if repetition >= 0:
                 samples[name].append(duration)
     speeds = measure_speeds(group, torch.device("cpu"), getattr(torch, shape.dtype))
-    compute_s, messages_s = (median(samples[name]) / 1e3 for name in ("compute", "comm"))
-    predicted = predict(shape, dist.get_world_size(), orders, compute_s, messages_s, speeds)
+    predicted = predict(shape, dist.get_world_size(), orders, median(samples["compute"]) / 1e3, speeds)
     return _result(orders, samples, share, predicted)
 
 

@@ -1,4 +1,4 @@
-"""What the simulator says of a case, from the case's own bare products and bare messages."""
+"""What the simulator says of a case, from the case's own bare products and the speed of a link."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def operator_of(shape: Shape) -> str:
 
 
 def predict(
-    shape: Shape, ranks: int, orders: Sequence[str], compute_s: float, messages_s: float, speeds: Speeds
+    shape: Shape, ranks: int, orders: Sequence[str], compute_s: float, speeds: Speeds
 ) -> dict[str, float]:
     """Predicted seconds of each order.
 
@@ -30,8 +30,7 @@ def predict(
         ranks: size of the group.
         orders: names as typed; ``auto`` is the best of those among which the runtime chooses.
         compute_s: all products of the case, without messages.
-        messages_s: all messages of the case at once, without products.
-        speeds: for what neither of them tells: additions, calls and posts.
+        speeds: additions, calls, and messages between neighbours, both ways at once.
     """
     products = 1 if shape.direction == "forward" else 2
     row_bytes = shape.hidden * ITEMSIZES[shape.dtype]
@@ -42,9 +41,7 @@ def predict(
         addition=Duration(row_bytes / speeds.add_bytes_per_s, speeds.product_call_s),
         post_s=speeds.post_s,
     )
-    sent = (ranks - 1) * shape.tokens // ranks * row_bytes
-    wire = max(messages_s - speeds.latency_s - 2 * (ranks - 1) * speeds.post_s, messages_s / 10)
-    network = Network(Link(sent / wire, speeds.latency_s))
+    network = Network(Link(speeds.bytes_per_s, speeds.latency_s))
     rows = [shape.tokens // ranks] * ranks
     predicted = {}
     for name in orders:
