@@ -21,9 +21,8 @@ class _VocabularyEmbedding(torch.autograd.Function):
 
     Per rank, n ranks::
 
-        forward    tokens (T,)           W (V/n, D)  -> H (T/n, D)   own chunk last; one term of each sum is
-        not 0 backward   dH (T/n, D) gathered, tokens      -> dW (V/n, D)  added as chunks arrive, in a
-        fixed order
+        forward    tokens (T,)           W (V/n, D)  -> H (T/n, D)   own chunk last; one term a sum is not 0
+        backward   dH (T/n, D) gathered, tokens      -> dW (V/n, D)  added as chunks arrive, in a fixed order
     """
 
     @staticmethod
@@ -76,8 +75,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 
     Per rank, T tokens, n ranks::
 
-        forward    logits (T, V/n)  -> maximum, sum of exponentials and target's logit a token: (T, 3),
-        exchanged
+        forward    logits (T, V/n)  -> maximum, sum of exponentials, target's logit: (T, 3), exchanged
                    (n, T, 3)        -> loss, a scalar, the same on every rank
         backward   softmax - one-hot, here only
     """
