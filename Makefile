@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test stress lint clean
+.PHONY: demo test stress benchmarks lint clean
 
 demo: $(STAMP)
 	$(BIN)/brigata train jobs/demo.toml
@@ -14,6 +14,9 @@ test: $(STAMP)
 
 stress: $(STAMP)
 	$(BIN)/python -m pytest tests/stress.py
+
+benchmarks: $(STAMP)
+	$(BIN)/python benchmarks/page.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,20 +5,24 @@
 
 Every competitor lives in the same two processes and takes its steps in turn, so that a machine that slows
 down slows all of them. Losses are compared first: all train the same model on the same tokens.
+
+The operator-level limit is what a step would take if every operator hid all that can be hidden: the step
+without the exposed time of its operators, plus what no order can hide (``operator_limit``), from each
+operator call's own products and a bare exchange of a chunk in the same run. Each order has its own limit,
+because products in pieces, and products beside messages, take longer; that of ``blocking_p2p`` is shown too.
 """
 
-import argparse
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from statistics import median, quantiles
-from time import perf_counter
+from statistics import median
 from typing import Any
+
+from figures import Finding, Section, paired_ratio, table
+from two_ranks import quartiles, run_benchmark, start_ranks, take_turns
 
 MODEL = {"hidden": 512, "pattern": "*-*-*-*-", "heads": 8, "kv_heads": 4, "ffn": 1536}
 SEQUENCES, SEQ_LEN, VOCAB, LR = 4, 512, 256, 1e-3
 ORDERS = ("direct", "auto", "blocking_p2p")
+PLAIN, EXCHANGE, UNHURRIED = "plain pytorch", "exchange", "blocking_p2p"
 
 
 def run_rank(repetitions: int) -> dict[str, Any] | None:
@@ -26,32 +30,63 @@ def run_rank(repetitions: int) -> dict[str, Any] | None:
     import torch
     import torch.distributed as dist
 
+    from operator_limit import Recorder, Steps, exposed_s, operator_limit
+
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, VOCAB, (SEQUENCES, SEQ_LEN + 1), generator=generator)
-    steps: dict[str, Callable[[], float]] = {f"brigata {order}": _brigata(order, tokens) for order in ORDERS}
-    steps["plain pytorch"] = _plain(mesh, tokens, steps)
+    steps: dict[str, Callable[[], Any]] = {f"brigata {order}": _brigata(order, tokens) for order in ORDERS}
+    recorders = {name: Recorder(step.model.channel) for name, step in steps.items()}  # type: ignore[attr-defined]
+    steps[PLAIN] = _plain(mesh, tokens, steps)
     losses = {name: [step() for _ in range(3)] for name, step in steps.items()}
     for name, values in losses.items():
-        for ours, theirs in zip(values, losses["plain pytorch"], strict=True):
+        for ours, theirs in zip(values, losses[PLAIN], strict=True):
             assert abs(ours - theirs) < 1e-3, f"{name}: {losses}"
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
-    for repetition in range(repetitions):
-        for i in range(len(names)):
-            name = names[(i + repetition) % len(names)]
-            dist.barrier()
-            start = perf_counter()
-            steps[name]()
-            duration = torch.tensor((perf_counter() - start) * 1e3)
-            dist.all_reduce(duration, dist.ReduceOp.MAX)
-            samples[name].append(float(duration))
+    for recorder in recorders.values():
+        recorder.take()
+    noted = {name: Steps([], [], []) for name in recorders}
+
+    def seen(name: str, own_ms: float, _: Any) -> None:
+        if name in noted:
+            calls, evidence = recorders[name].take()
+            noted[name].own_ms.append(own_ms)
+            noted[name].exposed_ms.append(exposed_s(evidence) * 1e3)
+            noted[name].calls.append(calls)
+
+    chunk_bytes, exchange = _exchange()
+    samples = take_turns(steps | {EXCHANGE: exchange}, repetitions, seen)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, {name: steps.plain() for name, steps in noted.items()})
     main = dist.get_rank() == 0
     dist.barrier()
     dist.destroy_process_group()
-    return {"losses": losses, "samples_ms": samples} if main else None
+    if not main:
+        return None
+    bytes_per_s = chunk_bytes / (median(samples[EXCHANGE]) / 1e3)
+    limits = {name: operator_limit([rank[name] for rank in everyone], bytes_per_s) for name in noted}
+    return {"losses": losses, "samples_ms": samples, "limits": limits, "chunk_bytes": chunk_bytes}
+
+
+def _exchange() -> tuple[int, Callable[[], None]]:
+    """Bytes of a chunk of activations, and a bare exchange of two of them between the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    from brigata.measure.overlap_cases import exchange_messages
+
+    group = dist.group.WORLD
+    assert group is not None
+    chunk = torch.zeros(SEQUENCES * SEQ_LEN // dist.get_world_size(), MODEL["hidden"])
+    start = exchange_messages(chunk, group)
+
+    def exchange() -> None:
+        for work in start():
+            work.wait()
+
+    exchange()
+    return chunk.nbytes, exchange
 
 
 def _brigata(order: str, tokens: Any) -> Callable[[], float]:
@@ -144,61 +179,83 @@ def _plain_name(name: str) -> str:
     return f"layers.{layer}.{inner[part]}.weight"
 
 
-def print_table(samples: dict[str, list[float]], own: str) -> None:
-    """Print medians, quartiles and how many times each takes as long as ``own``, paired by repetition."""
-    print(f"{'':24s} median ms  quartiles     times {own} (median of paired ratios)")
-    for name, times in samples.items():
-        low, _, high = quantiles(times, n=4)
-        ratio = median(other / mine for other, mine in zip(times, samples[own], strict=True))
-        print(f"{name:24s} {median(times):9.0f}  {low:5.0f}-{high:5.0f}   {ratio:6.3f}")
+def measure(repetitions: int, quick: bool) -> dict[str, Any]:
+    """By rate, what ``run_rank`` returns; ``quick``: at 1 Gbit/s only."""
+    rates = ("1gbit",) if quick else ("1gbit", "loopback")
+    return {rate: start_ranks(__file__, None if rate == "loopback" else rate, repetitions) for rate in rates}
 
 
-def run_on_two_ranks(argv: list[str], rate: str | None) -> dict[str, Any]:
-    """Run ``argv`` as two ranks, on loopback or on a shaped link; what rank 0 prints last, read as JSON."""
-    from brigata.measure.namespaces import loopback_hosts, run_ranks, shaped_network
-
-    if rate is None:
-        outputs = run_ranks(loopback_hosts(2), argv, timeout_s=1800)
-    else:
-        with shaped_network(2, rate) as hosts:
-            outputs = run_ranks(hosts, argv, timeout_s=1800)
-    result: dict[str, Any] = json.loads(outputs[0].strip().splitlines()[-1])
-    return result
-
-
-def run_benchmark(
-    script: str, text: str, run: Callable[[int], dict[str, Any] | None]
-) -> dict[str, Any] | None:
-    """The command line of a two-rank benchmark: start ``script`` as two ranks, or be one of them.
-
-    Returns what rank 0 measured; None in a rank.
-    """
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", help="link rate, for instance 1gbit (Linux, root); default: loopback")
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.rank:
-        measured = run(options.repetitions)
-        if measured is not None:
-            print(json.dumps(measured))
-        return None
-    path = str(Path(script).resolve())
-    argv = [sys.executable, path, "--rank", "--repetitions", str(options.repetitions)]
-    result = run_on_two_ranks(argv, options.rate)
-    print(f"2 ranks, {options.rate or 'loopback'}, {options.repetitions} interleaved repetitions")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    return result
+def findings(result: dict[str, Any]) -> list[Finding]:
+    """Answers to what is asked at 1 Gbit/s and on loopback."""
+    found = []
+    if shaped := result.get("1gbit"):
+        for order in ("auto", "direct"):
+            name = f"`{order}` at 1 Gbit/s"
+            found += [
+                _times(shaped, PLAIN, order, f"{name}: >= 1.7 times plain PyTorch", 1.7),
+                _times(shaped, f"brigata {UNHURRIED}", order, f"{name}: >= 1.12 times `blocking_p2p`", 1.12),
+            ]
+            over = paired_ratio(*_against_limit(shaped, f"brigata {order}"))
+            found.append(Finding(f"{name}: within 8 % of the limit", f"{over} of it", over.median <= 1.08))
+    if loopback := result.get("loopback"):
+        for order in ("auto", "direct"):
+            asked = f"`{order}` on loopback: >= 1.2 times plain PyTorch"
+            found.append(_times(loopback, PLAIN, order, asked, 1.2))
+    return found
 
 
-def main() -> None:
-    """Start the ranks, or be one."""
-    result = run_benchmark(__file__, __doc__ or "", run_rank)
-    if result is not None:
-        print_table(result["samples_ms"], f"brigata {ORDERS[0]}")
+def _times(measured: dict[str, Any], slower: str, order: str, asked: str, least: float) -> Finding:
+    ratio = paired_ratio(measured["samples_ms"][slower], measured["samples_ms"][f"brigata {order}"])
+    return Finding(asked, f"{ratio} times", ratio.median >= least)
+
+
+def _against_limit(measured: dict[str, Any], name: str) -> tuple[list[float], list[float]]:
+    return measured["samples_ms"][name], measured["limits"][name]["limit_ms"]
+
+
+def render(result: dict[str, Any]) -> str:
+    """A table of steps and limits a rate."""
+    layers = len(MODEL["pattern"]) // 2
+    parts = [
+        f"{layers} layers, hidden {MODEL['hidden']}, {MODEL['heads']} heads, {MODEL['kv_heads']} key/value "
+        f"heads, ffn {MODEL['ffn']}, vocabulary {VOCAB}, {SEQUENCES} sequences of {SEQ_LEN} tokens, fp32, "
+        "tp 2; clip and fused AdamW included. All competitors live in the same two processes and take turns; "
+        "their losses agree to 1e-3 over three steps. Times in ms, quartiles in brackets.",
+        "*Limit*: the step without the exposed time of its operators, plus what no order can hide: for every "
+        "operator call `max(0, lower bound - products)`, from the call's own measured products and a bare "
+        "exchange of a chunk in the same run. Each order has its own limit, from its own steps; that of "
+        "`blocking_p2p` is shown beside it, because its products are whole and have the processor to "
+        "themselves.",
+    ]
+    for rate, measured in result.items():
+        parts += [f"### {rate}", _table(measured)]
+        exchange_ms = median(measured["samples_ms"][EXCHANGE])
+        size = f"{measured['chunk_bytes'] / 2**20:g} MiB"
+        parts.append(f"A bare exchange of {size} between the ranks takes {exchange_ms:.1f} ms.")
+    return "\n\n".join(parts)
+
+
+def _table(measured: dict[str, Any]) -> str:
+    samples, limits = measured["samples_ms"], measured["limits"]
+    strict_ms = limits[f"brigata {UNHURRIED}"]["limit_ms"]
+    rows = []
+    for name in [*limits, PLAIN]:
+        cells = [name, quartiles(samples[name])]
+        cells.append(str(paired_ratio(samples[name], samples["brigata auto"])))
+        if name in limits:
+            limit = limits[name]
+            cells += [f"{median(limit['exposed_ms']):.0f}", f"{limit['inevitable_ms']:.0f}"]
+            cells += [f"{median(limit['limit_ms']):.0f}", str(paired_ratio(*_against_limit(measured, name)))]
+            cells.append(str(paired_ratio(samples[name], strict_ms)))
+        else:
+            cells += [""] * 5
+        rows.append(cells)
+    header = ("", "step", "over `auto`", "exposed", "no order can hide", "limit", "step over limit")
+    return table((*header, f"over `{UNHURRIED}`'s limit"), rows)
+
+
+SECTION = Section("Training steps, tensor parallel", 15, measure, findings, render)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(__file__, __doc__ or "", run_rank, SECTION)

@@ -59,6 +59,7 @@ DEMO = Path(__file__).parents[1] / "jobs" / "demo.toml"
         ("layout.zero=0", "layout.zero = 0 is refused: input should be 1, 2 or 3"),
         ("layout.cp=2", "layout.cp = 2: context parallelism does not run yet; use 1"),
         ("layout.pp=2", "layout.pp = 2: pipeline parallelism does not run yet; use 1"),
+        ("layout.dp_replicate=2", "layout.dp_replicate = 2 does not divide layout.dp = 1; use 1"),
         ("cluster.devices=3", "cluster.devices = 3 is no multiple of tp * cp * pp = 2; use 2, 4 or 8"),
         ("layout.dp=3", "workload.global_batch = "),
         ("workload.micro_batch=3", "workload.micro_batch = 3 does not divide the"),

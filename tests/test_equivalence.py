@@ -28,6 +28,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2-zero3": {"dp": 2, "zero": 3},
     "tp2-dp2-zero2": {"tp": 2, "dp": 2, "zero": 2},
     "tp2-dp2-zero3": {"tp": 2, "dp": 2, "zero": 3, "overlap": "ring"},
+    "dp2x2-zero1": {"dp": 4, "dp_replicate": 2, "zero": 1},
+    "dp2x2-zero2": {"dp": 4, "dp_replicate": 2, "zero": 2},
+    "dp2x2-zero3": {"dp": 4, "dp_replicate": 2, "zero": 3},
+    "dp4x1-zero2": {"dp": 4, "dp_replicate": 4, "zero": 2},
+    "tp2-dp2x1-zero2": {"tp": 2, "dp": 2, "dp_replicate": 2, "zero": 2},
+    "tp2-dp2x1-zero3": {"tp": 2, "dp": 2, "dp_replicate": 2, "zero": 3},
+    "dp2x2-zero3-fsdp2": {"dp": 4, "dp_replicate": 2, "zero": 3, "zero_engine": "fsdp2"},
+    "tp2-dp2x1-zero2-fsdp2": {"tp": 2, "dp": 2, "dp_replicate": 2, "zero": 2, "zero_engine": "fsdp2"},
 }
 
 

@@ -134,7 +134,9 @@ def bench_overlap_command(
 
 
 def _facts(job: Job) -> dict[str, str]:
-    layout = f"tp {job.layout.tp} x dp {job.dp}"
+    layout, replicas = f"tp {job.layout.tp} x dp {job.dp}", job.layout.dp_replicate
+    if replicas > 1:
+        layout += f": {replicas} replicas of {job.dp // replicas}"
     parameters = count_parameters(job.model)
     return {
         "job": job.name,

@@ -21,10 +21,18 @@ class Layout(Section):
     """Expert parallelism; folds into dp * cp."""
     dp: int | None = Field(default=None, gt=0)
     """Data parallelism. Default: what ``cluster.devices`` leaves, else 1."""
+    dp_replicate: int = Field(default=1, gt=0)
+    """Replicas: the dp axis is dp_replicate groups of dp / dp_replicate neighbouring ranks. Parameters are
+    cut by ZeRO inside a group, gradients are summed over the groups too (hybrid sharded data parallelism,
+    HSDP)."""
     zero: Literal[1, 2, 3] = 2
     """What dp ranks share out: 1 optimizer state, 2 gradients as well, 3 parameters as well."""
     zero_engine: Literal["brigata", "fsdp2"] = "brigata"
     """Who runs data parallelism: our engine, or PyTorch's ``fully_shard`` (stages 2 and 3)."""
+    slice_by_owner: bool = True
+    """Under our engine, compute the first unit's input projections rank by rank: forward, the own rows of the
+    weights first, while the others arrive; backward, first the rows that other ranks own, each sent at once.
+    Nothing else hides these messages. Under tp > 1 they are left as they are."""
     overlap: str = "direct"
     """Order of the tensor-parallel operators: ``direct``, ``ring``, ``sliced:4``, ``blocking_p2p``, ...;
     ``direct:2`` and ``ring:2`` cut each chunk into 2 sub-chunks. ``auto`` measures the machine and takes

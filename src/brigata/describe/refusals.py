@@ -29,6 +29,11 @@ def _not_there_yet(job: Job) -> Iterator[str]:
 def _layout(job: Job) -> Iterator[str]:
     if job.layout.zero == 1 and job.layout.zero_engine == "fsdp2":
         yield "layout.zero = 1 is not for layout.zero_engine = 'fsdp2'; use layout.zero = 2"
+    if job.dp % job.layout.dp_replicate:
+        yield (
+            f"layout.dp_replicate = {job.layout.dp_replicate} does not divide layout.dp = {job.dp}; "
+            f"use {one_of(divisors(job.dp))}"
+        )
     if job.layout.overlap != "auto":
         node, tp = parse_order(job.layout.overlap).node, job.layout.tp
         if node and tp % node:

@@ -1,6 +1,11 @@
-"""Emulated devices: products are timed waits, messages are real; 8 ranks can be studied on 2 cores."""
+"""Emulated devices: products are timed waits, messages are real; 8 ranks can be studied on 2 cores.
+
+The host's own work between two products (starting messages, adding, waking up late from a timed wait) does
+not delay a device, as if the products had been queued ahead: only a wait for a message leaves it idle.
+"""
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -13,9 +18,6 @@ from brigata.overlap.auto import Work
 from brigata.overlap.channel import Channel
 from brigata.overlap.executor import allocate, execute
 from brigata.schedule.build import INPUT_GRADIENT, OUTPUT, WEIGHT_GRADIENT
-
-SPIN_S = 2e-4
-"""A wait sleeps until this long before its end and then watches the clock (seconds)."""
 
 
 def build_emulated_case(shape: Shape, group: dist.ProcessGroup, product_s: float) -> Case:
@@ -33,9 +35,6 @@ def build_emulated_case(shape: Shape, group: dist.ProcessGroup, product_s: float
     own = torch.zeros(shape.tokens // n, shape.hidden, dtype=dtype)
     channels: dict[str, Channel] = {}
 
-    def product(rows: slice, _: Tensor | None) -> None:
-        wait_until(time.perf_counter() + (rows.stop - rows.start) * per_row)
-
     def run(order: str) -> tuple[Tensor, ...]:
         if order not in channels:
             channels[order] = Channel(group, torch.device("cpu"), parse_order(order))
@@ -43,20 +42,39 @@ def build_emulated_case(shape: Shape, group: dist.ProcessGroup, product_s: float
         work = Work(0.0, shape.hidden, dtype.itemsize)
         plan = channel.prepare(operator, (shape.tokens // n,) * n, work)
         memory = allocate(plan, shape.hidden, own, gathered if gathers else None, None if gathers else own)
+        counted = channel.evidence.operators[operator]
+        device = Device(lambda: counted.exposed_s)
+
+        def product(rows: slice, _: Tensor | None) -> None:
+            device.compute((rows.stop - rows.start) * per_row)
+
         execute(channel, operator, plan, memory, dict.fromkeys(kinds, product))
         return ()
 
     def products() -> tuple[Tensor, ...]:
-        wait_until(time.perf_counter() + len(kinds) * n * product_s)
+        Device(lambda: 0.0).compute(len(kinds) * n * product_s)
         return ()
 
     return Case(run, products, exchange_messages(own, group), ())
 
 
-def wait_until(deadline: float) -> None:
-    """Let ``time.perf_counter`` reach ``deadline`` with little use of the processor."""
-    remaining = deadline - time.perf_counter() - SPIN_S
-    if remaining > 0:
-        time.sleep(remaining)
-    while time.perf_counter() < deadline:
-        pass
+class Device:
+    """Computes one product after the other, at once unless its host waited for a message in between.
+
+    Args:
+        waited_s: seconds that the host has waited for messages so far.
+    """
+
+    def __init__(self, waited_s: Callable[[], float]) -> None:
+        self._waited_s = waited_s
+        self._seen_s = waited_s()
+        self._free = time.perf_counter()
+
+    def compute(self, seconds: float) -> None:
+        """Return when a product of ``seconds`` has ended; the host sleeps meanwhile."""
+        waited = self._waited_s()
+        self._free += waited - self._seen_s + seconds
+        self._seen_s = waited
+        remaining = self._free - time.perf_counter()
+        if remaining > 0:
+            time.sleep(remaining)

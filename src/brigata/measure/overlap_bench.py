@@ -106,7 +106,7 @@ def show_overlap(result: dict[str, Any], console: Console) -> None:
     for order, figures in result["orders"].items():
         bar = "█" * max(round(20 * figures["time_ms"] / slowest), 1)
         table.add_row(
-            order,
+            order if figures["chosen"] == order else f"{order}: {figures['chosen']}",
             f"{figures['time_ms']:.1f}",
             f"{figures['predicted_ms']:.1f}",
             f"{figures['exposed_ms']:.1f}",

@@ -43,13 +43,15 @@ class Case:
 
     ``run(order)`` is the operator pass in an order; ``products`` the same products whole, without messages;
     ``messages`` starts the pass's messages point to point and returns what to wait for; ``expected`` is the
-    pass's result, computed from gathered inputs with the backend's own collectives.
+    pass's result, computed from gathered inputs with the backend's own collectives. ``chosen(order)`` is the
+    order in which ``run(order)`` ran: another one than was asked for only under ``auto``.
     """
 
     run: Callable[[str], tuple[Tensor, ...]]
     products: Callable[[], tuple[Tensor, ...]]
     messages: Callable[[], list[dist.Work]]
     expected: tuple[Tensor, ...]
+    chosen: Callable[[str], str] = str
 
 
 def build_case(shape: Shape, group: dist.ProcessGroup) -> Case:
@@ -84,8 +86,16 @@ def build_case(shape: Shape, group: dist.ProcessGroup) -> Case:
                 return (apply(channels[order]),)
         return torch.autograd.grad(outputs[order], (x, w), dy, retain_graph=True)
 
+    def chosen(order: str) -> str:
+        chooser = channels[order].order
+        if not isinstance(chooser, Chooser):
+            return order
+        name = f"{shape.op}.{shape.direction}"
+        (choice,) = (choice for key, choice in chooser.choices.items() if key[0].startswith(name))
+        return str(choice.order)
+
     chunk = torch.zeros(own, shape.hidden, dtype=dtype)
-    return Case(run, products, exchange_messages(chunk, group), expected)
+    return Case(run, products, exchange_messages(chunk, group), expected, chosen)
 
 
 _Built = tuple[Callable[[Channel], Tensor], Callable[[], tuple[Tensor, ...]], tuple[Tensor, ...]]

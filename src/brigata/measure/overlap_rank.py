@@ -48,7 +48,8 @@ def measure(request: dict[str, object]) -> dict[str, object]:
                 samples[name].append(duration)
     speeds = measure_speeds(group, torch.device("cpu"), getattr(torch, shape.dtype))
     predicted = predict(shape, dist.get_world_size(), orders, median(samples["compute"]) / 1e3, speeds)
-    return _result(orders, samples, share, predicted)
+    chosen = {order: case.chosen(order) for order in orders}
+    return _result(orders, samples, share, predicted, chosen)
 
 
 def _timed(case: Case, orders: list[str]) -> dict[str, Callable[[], object]]:
@@ -107,7 +108,11 @@ def _second_core_share() -> float:
 
 
 def _result(
-    orders: list[str], samples: dict[str, list[float]], share: float, predicted: dict[str, float]
+    orders: list[str],
+    samples: dict[str, list[float]],
+    share: float,
+    predicted: dict[str, float],
+    chosen: dict[str, str],
 ) -> dict[str, object]:
     compute = median(samples["compute"])
     figures = {}
@@ -120,6 +125,7 @@ def _result(
             "predicted_ms": predicted[order] * 1e3,
             "exposed_ms": median(exposed),
             "ratio_to_contended": median(ratios),
+            "chosen": chosen[order],
         }
     return {
         "compute_ms": compute,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from brigata.describe.order import parse_order
 from brigata.measure.overlap_cases import Shape
-from brigata.overlap.auto import CANDIDATES
+from brigata.overlap.auto import CANDIDATES, call_s
 from brigata.overlap.speeds import Speeds
 from brigata.schedule.build import INPUT_GRADIENT, OUTPUT, WEIGHT_GRADIENT
 from brigata.simulate.choose import choose
@@ -34,7 +34,8 @@ def predict(
     """
     products = 1 if shape.direction == "forward" else 2
     row_bytes = shape.hidden * ITEMSIZES[shape.dtype]
-    product = Duration(compute_s / products / shape.tokens, speeds.product_call_s)
+    call = min(call_s(speeds, 2.0 * shape.hidden * shape.ffn), compute_s / products / 2)
+    product = Duration((compute_s / products - call) / shape.tokens, call)
     timed = Durations(
         products=dict.fromkeys((OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT), product),
         bytes_per_row=row_bytes,

@@ -1,7 +1,8 @@
 """Linear operators of plain tensor parallelism: activations are whole on every rank.
 
 The residual stream is not cut: every rank holds all tokens. The cut of the tokens by which these operators
-work only says which rank sums which of them for everybody. Wider weights are cast as in ``linear``.
+work only says which rank sums which of them for everybody. Wider weights are cast, and weight gradients are
+deferred, as in ``linear``.
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from brigata.overlap.channel import Channel
-from brigata.overlap.executor import allocate, execute
-from brigata.overlap.linear import WeightGradient, work_of
-from brigata.schedule.build import INPUT_GRADIENT, OUTPUT, WEIGHT_GRADIENT
+from brigata.overlap.linear import Call, Passes, run_backward
+from brigata.overlap.products import WeightGradients, input_product, output_product
+from brigata.schedule.build import OUTPUT
 from brigata.schedule.chunks import split_evenly
 
 
@@ -30,41 +31,33 @@ class _LinearAllReduce(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], master: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, call: Call, _: Tensor | None, master: Tensor) -> Tensor:
         weight = master.to(x.dtype)
-        work = work_of(x, weight.shape[0], [weight])
-        plan = channel.prepare("linear_all_reduce.forward", rows, work)
-        y = x.new_empty(plan.chunks.tokens, weight.shape[0])
-
-        def output(tokens: slice, out: Tensor | None) -> None:
-            assert out is not None
-            torch.mm(x[tokens], weight.t(), out=out)
-
-        memory = allocate(plan, weight.shape[0], x, gathered=y)
-        execute(channel, "linear_all_reduce.forward", plan, memory, {OUTPUT: output})
+        y = x.new_empty(len(x), weight.shape[0])
+        call.run("linear_all_reduce.forward", {OUTPUT: output_product(x, [weight])}, y, gathered=y)
         ctx.save_for_backward(x, weight)
-        ctx.channel, ctx.rows, ctx.work, ctx.master = channel, rows, work, master
+        ctx.call = call
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel: Channel = ctx.channel
+        call = ctx.call
         x, weight = ctx.saved_tensors
-        plan = channel.prepare("linear_all_reduce.backward", ctx.rows, ctx.work)
-        (dy,) = grads
         dx = x.new_empty(x.shape)
-        total = WeightGradient(plan.chunks.tokens, ctx.needs_input_grad[3])
+        dws = run_backward(
+            call,
+            _ROW,
+            input_product(grads, [weight], dx),
+            lambda: WeightGradients(grads, x, call.masters),
+            held=(x, *grads),
+            like=grads[0],
+        )
+        return dx, None, None, *dws
 
-        def input_gradient(tokens: slice, _: Tensor | None) -> None:
-            torch.mm(dy[tokens], weight, out=dx[tokens])
 
-        def weight_gradient(tokens: slice, _: Tensor | None) -> None:
-            total.add(dy[tokens], x[tokens])
-
-        memory = allocate(plan, dy.shape[1], dy)
-        products = {INPUT_GRADIENT: input_gradient, WEIGHT_GRADIENT: weight_gradient}
-        execute(channel, "linear_all_reduce.backward", plan, memory, products)
-        return dx, None, None, total.result(ctx.master)
+_ROW = Passes(
+    "linear_all_reduce.backward", "linear_all_reduce.backward_input", "linear_all_reduce.backward_weight"
+)
 
 
 class _ColumnLinear(torch.autograd.Function):
@@ -80,47 +73,34 @@ class _ColumnLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], *masters: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, call: Call, _: Tensor | None, *masters: Tensor) -> tuple[Tensor, ...]:
         weights = [master.to(x.dtype) for master in masters]
-        work = work_of(x, x.shape[1], weights)
-        plan = channel.prepare("column_all_reduce.forward", rows, work)
-        outputs = tuple(x.new_empty(plan.chunks.tokens, weight.shape[0]) for weight in weights)
-
-        def output(tokens: slice, _: Tensor | None) -> None:
-            for y, weight in zip(outputs, weights, strict=True):
-                torch.mm(x[tokens], weight.t(), out=y[tokens])
-
-        execute(channel, "column_all_reduce.forward", plan, allocate(plan, x.shape[1], x), {OUTPUT: output})
+        outputs = tuple(x.new_empty(len(x), weight.shape[0]) for weight in weights)
+        call.run("column_all_reduce.forward", {OUTPUT: output_product(x, weights, outputs)}, x)
         ctx.save_for_backward(x, *weights)
-        ctx.channel, ctx.rows, ctx.work, ctx.masters = channel, rows, work, masters
+        ctx.call = call
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel: Channel = ctx.channel
+        call = ctx.call
         x, *weights = ctx.saved_tensors
-        plan = channel.prepare("column_all_reduce.backward", ctx.rows, ctx.work)
-        tokens = plan.chunks.tokens
-        dx = x.new_empty(tokens, x.shape[1])
-        sums = [WeightGradient(tokens, wanted) for wanted in ctx.needs_input_grad[3:]]
-
-        def input_gradient(tokens: slice, out: Tensor | None) -> None:
-            assert out is not None
-            torch.mm(grads[0][tokens], weights[0], out=out)
-            for dy, weight in zip(grads[1:], weights[1:], strict=True):
-                out.addmm_(dy[tokens], weight)
-
-        def weight_gradient(tokens: slice, _: Tensor | None) -> None:
-            for total, dy in zip(sums, grads, strict=True):
-                total.add(dy[tokens], x[tokens])
-
-        memory = allocate(plan, x.shape[1], x, gathered=dx)
-        products = {INPUT_GRADIENT: input_gradient, WEIGHT_GRADIENT: weight_gradient}
-        execute(channel, "column_all_reduce.backward", plan, memory, products)
-        dws = (total.result(master) for total, master in zip(sums, ctx.masters, strict=True))
+        dx = x.new_empty(x.shape)
+        dws = run_backward(
+            call,
+            _COLUMN,
+            input_product(grads, weights),
+            lambda: WeightGradients(grads, x, call.masters),
+            held=(x, *grads),
+            like=dx,
+            gathered=dx,
+        )
         return (dx, None, None, *dws)
+
+
+_COLUMN = Passes(
+    "column_all_reduce.backward", "column_all_reduce.backward_input", "column_all_reduce.backward_weight"
+)
 
 
 def linear_all_reduce(
@@ -138,7 +118,8 @@ def linear_all_reduce(
         (all tokens, outputs), bitwise the same on every rank.
     """
     rows = split_evenly(x.shape[0], channel.size) if rows is None else rows
-    return _LinearAllReduce.apply(x, channel, tuple(rows), weight)  # type: ignore[no-any-return]
+    call = Call.of(channel, rows, weight.shape[0], x, [weight])
+    return _LinearAllReduce.apply(x, call, *call.inputs)  # type: ignore[no-any-return]
 
 
 def column_linear(
@@ -156,4 +137,5 @@ def column_linear(
         One (all tokens, outputs / n) a weight.
     """
     rows = split_evenly(x.shape[0], channel.size) if rows is None else rows
-    return _ColumnLinear.apply(x, channel, tuple(rows), *weights)  # type: ignore[no-any-return]
+    call = Call.of(channel, rows, x.shape[1], x, weights)
+    return _ColumnLinear.apply(x, call, *call.inputs)  # type: ignore[no-any-return]

@@ -17,6 +17,10 @@ CANDIDATES = tuple(
 """Orders among which ``auto`` chooses for an operator."""
 
 
+TIE = 0.02
+"""Predictions from a quick measurement that are this close are as good: the simplest order is taken."""
+
+
 @dataclass(frozen=True)
 class Work:
     """What one token costs an operator.
@@ -34,7 +38,7 @@ class Work:
 
 def durations(speeds: Speeds, work: Work) -> Durations:
     """How long the steps of an operator with ``work`` take at ``speeds``."""
-    product = Duration(work.flops / speeds.flops_per_s, speeds.product_call_s)
+    product = Duration(work.flops / speeds.flops_per_s, call_s(speeds, work.flops))
     row_bytes = work.width * work.itemsize
     return Durations(
         products=dict.fromkeys((OUTPUT, INPUT_GRADIENT, WEIGHT_GRADIENT), product),
@@ -43,6 +47,11 @@ def durations(speeds: Speeds, work: Work) -> Durations:
         addition=Duration(row_bytes / speeds.add_bytes_per_s, speeds.product_call_s),
         post_s=speeds.post_s,
     )
+
+
+def call_s(speeds: Speeds, flops: float) -> float:
+    """Seconds that a product with ``flops`` for a token takes however few the tokens are."""
+    return speeds.product_call_s + speeds.weight_s * flops / 2
 
 
 def network(speeds: Speeds) -> Network:
@@ -62,5 +71,6 @@ class Chooser:
         key = (operator, tuple(rows), work)
         if key not in self.choices:
             timed = durations(self.speeds, work)
-            self.choices[key] = choose(operator, list(rows), timed, network(self.speeds), CANDIDATES)
+            links = network(self.speeds)
+            self.choices[key] = choose(operator, list(rows), timed, links, CANDIDATES, tie=TIE)
         return self.choices[key].order

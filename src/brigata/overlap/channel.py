@@ -8,9 +8,10 @@ from torch import Tensor
 
 from brigata.describe.order import Order
 from brigata.overlap.auto import Chooser, Work
+from brigata.overlap.deferred import WeightGradientQueue
 from brigata.overlap.evidence import Evidence
 from brigata.overlap.plan import Plan, bind
-from brigata.overlap.transport import post_messages
+from brigata.overlap.transport import post_messages, posts_at_once
 from brigata.schedule.build import build_program, build_schedule
 from brigata.schedule.checker import check
 from brigata.schedule.chunks import Chunks
@@ -27,6 +28,9 @@ class Channel:
         evidence: where the operators count what they did; default: a new one.
         before_step: called ahead of every step; tests inject delays here.
         proven: check each new schedule for all ranks before it first runs (slow; for debugging).
+
+    ``weight_gradients`` is the queue to which linear operators on this channel leave their weight gradients
+    when they are called while it is active; None: they never do.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class Channel:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.evidence = Evidence() if evidence is None else evidence
+        self.weight_gradients: WeightGradientQueue | None = None
+        self._ahead = posts_at_once(group)
         self._plans: dict[tuple[str, Order, Chunks], Plan] = {}
 
     def prepare(self, operator: str, rows: Sequence[int], work: Work) -> Plan:
@@ -61,8 +67,8 @@ class Channel:
         key = (operator, order, chunks)
         if key not in self._plans:
             if self.proven:
-                check(build_schedule(operator, order, chunks))
-            self._plans[key] = bind(build_program(operator, order, chunks, self.rank), chunks)
+                check(build_schedule(operator, order, chunks, self._ahead), stream=not self._ahead)
+            self._plans[key] = bind(build_program(operator, order, chunks, self.rank, self._ahead), chunks)
         return self._plans[key]
 
     def post(self, messages: Sequence[tuple[bool, Tensor, int]]) -> list[dist.Work]:

@@ -16,12 +16,14 @@ class OperatorEvidence:
     """Counts and exposed communication of one operator pass on one rank.
 
     ``head_s`` is waited before the first product, ``tail_s`` after the last one, ``middle_s`` in between
-    (seconds).
+    (seconds). ``compute_s`` is spent in products by the host's clock (seconds): on an accelerator that is
+    only the time in which they are started.
     """
 
     calls: int = 0
     overlapped_calls: int = 0
     products: int = 0
+    compute_s: float = 0.0
     messages: int = 0
     bytes_sent: int = 0
     head_s: float = 0.0
@@ -69,11 +71,14 @@ class Evidence:
 
     @contextmanager
     def computing(self, operator: str, product: str) -> Iterator[None]:
-        """A product: counted, and traced where a trace is wanted."""
-        self.operators[operator].products += 1
+        """A product: counted and timed, and traced where a trace is wanted."""
+        counted = self.operators[operator]
+        counted.products += 1
         start = perf_counter()
         yield
-        self.span("compute", f"{operator}: {product}", start, perf_counter())
+        end = perf_counter()
+        counted.compute_s += end - start
+        self.span("compute", f"{operator}: {product}", start, end)
 
     def span(self, kind: Kind, name: str, start_s: float, end_s: float) -> None:
         """Add a span to the trace, if one is wanted; seconds of ``time.perf_counter``."""

@@ -2,52 +2,132 @@
 
 Both work on a residual stream that is cut by tokens over the group: rank r holds chunk r. A weight in a
 wider dtype than its input (fp32 master, bf16 products) is cast once a call and gets its gradient in its own
-dtype.
+dtype. Calls while the channel's queue is active leave their weight gradients to it (``deferred``).
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from brigata.overlap.auto import Work
 from brigata.overlap.channel import Channel
-from brigata.overlap.executor import accumulation_dtype, allocate, execute
+from brigata.overlap.deferred import Deferral
+from brigata.overlap.executor import Product, allocate, execute
+from brigata.overlap.products import WeightGradients, input_product, output_product
 from brigata.schedule.build import INPUT_GRADIENT, OUTPUT, WEIGHT_GRADIENT
 from brigata.schedule.chunks import split_evenly
 
 
-class WeightGradient:
-    """dW = dY.T @ X, summed over the runs of tokens in the order in which they are computed; (outputs,
-    inputs).
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One use of an operator on one rank: what its passes share.
 
-    Runs of 16-bit products are added in fp32.
+    Attributes:
+        channel: the group and its order.
+        rows: tokens of each rank, T in all.
+        work: what a token costs.
+        masters: the weights as they were handed in, each in its own dtype.
+        deferral: how the call leaves W to the channel's queue; None: it does not.
     """
 
-    def __init__(self, whole: int, wanted: bool) -> None:
-        self.whole = whole
-        self.wanted = wanted
-        self.value: Tensor | None = None
+    channel: Channel
+    rows: tuple[int, ...]
+    work: Work
+    masters: tuple[Tensor, ...]
+    deferral: Deferral | None
 
-    def add(self, dy: Tensor, x: Tensor) -> None:
-        """Add the product over one run of tokens: dy (tokens, outputs), x (tokens, inputs)."""
-        if not self.wanted:
-            return
-        if len(dy) == self.whole or (self.value is None and dy.dtype.itemsize >= 4):
-            self.value = torch.mm(dy.t(), x)
-        elif self.value is None:
-            self.value = torch.mm(dy.t(), x).to(accumulation_dtype(dy.dtype))
-        elif self.value.dtype == dy.dtype:
-            self.value.addmm_(dy.t(), x)
-        else:
-            self.value.add_(torch.mm(dy.t(), x))
+    @classmethod
+    def of(
+        cls, channel: Channel, rows: Sequence[int], width: int, x: Tensor, weights: Sequence[Tensor]
+    ) -> "Call":
+        """A call that begins: on ``x``, with messages of ``width`` elements a token."""
+        deferral = Deferral.of(channel.weight_gradients, weights)
+        return cls(channel, tuple(rows), work_of(x, width, weights), tuple(weights), deferral)
 
-    def result(self, like: Tensor) -> Tensor | None:
-        """The gradient in the weight's dtype; None when it is not wanted."""
-        if not self.wanted:
-            return None
-        return torch.zeros_like(like) if self.value is None else self.value.to(like.dtype)
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """What autograd sees of the weights: an anchor, if W is deferred, and one tensor a weight."""
+        if self.deferral is None:
+            return (None, *self.masters)
+        return (self.deferral.anchor, *self.deferral.detached)
+
+    @property
+    def own(self) -> slice:
+        """This rank's tokens among all."""
+        start = sum(self.rows[: self.channel.rank])
+        return slice(start, start + self.rows[self.channel.rank])
+
+    def whole(self, own: Tensor) -> Tensor:
+        """Room for all tokens, this rank's in place: (rows of this rank, width) -> (T, width)."""
+        gathered = own.new_empty(sum(self.rows), own.shape[1])
+        gathered[self.own] = own
+        return gathered
+
+    def run(
+        self,
+        operator: str,
+        products: Mapping[str, Product],
+        like: Tensor,
+        gathered: Tensor | None = None,
+        own: Tensor | None = None,
+    ) -> None:
+        """Run one pass; what travels is as wide as ``like`` and in its dtype or the wire's."""
+        plan = self.channel.prepare(operator, self.rows, self.work)
+        execute(self.channel, operator, plan, allocate(plan, like.shape[1], like, gathered, own), products)
+
+
+class Passes(NamedTuple):
+    """Names of an operator's backward passes: I and W together, I alone, and W alone after it."""
+
+    both: str
+    first: str
+    later: str
+
+
+def run_backward(
+    call: Call,
+    passes: Passes,
+    input_gradient: Product,
+    weight_gradients: Callable[[], WeightGradients],
+    held: Sequence[Tensor],
+    like: Tensor,
+    gathered: Tensor | None = None,
+    own: Tensor | None = None,
+    regather: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """I and W of ``call`` in one pass; or I only, with W left to the channel's queue.
+
+    Args:
+        call: whose backward it is.
+        passes: their names.
+        input_gradient: I.
+        weight_gradients: makes W, when its pass begins.
+        held: the tensors that W needs.
+        like: as for ``Call.run``, and so are ``gathered`` and ``own``, which are I's.
+        gathered: see ``like``.
+        own: see ``like``.
+        regather: W's pass gathers its x.
+
+    Returns:
+        The weights' gradients, None where they are deferred or not wanted.
+    """
+    if call.deferral is None:
+        both = weight_gradients()
+        products = {INPUT_GRADIENT: input_gradient, WEIGHT_GRADIENT: both.add}
+        call.run(passes.both, products, like, both.x if regather else gathered, own)
+        return both.results()
+
+    def later() -> tuple[Tensor | None, ...]:
+        alone = weight_gradients()
+        call.run(passes.later, {WEIGHT_GRADIENT: alone.add}, alone.x, alone.x if regather else None)
+        return alone.results()
+
+    call.run(passes.first, {INPUT_GRADIENT: input_gradient}, like, gathered, own)
+    call.deferral.leave(passes.later, held, later)
+    return (None,) * len(call.masters)
 
 
 class _AllGatherLinear(torch.autograd.Function):
@@ -60,64 +140,49 @@ class _AllGatherLinear(torch.autograd.Function):
                    dY_i, X (T, D)                     -> dW_i (F_i/n, D)  fills the time in which dX travels
 
     X is kept gathered, or (keep=False) kept cut and gathered again: T * D * (n - 1) / n elements less
-    memory for one more gather. Source: CommFuse (arXiv 2604.24013), algorithm 1; the backward is ours.
+    memory for one more gather, which is W's where W is deferred. Source: CommFuse (arXiv 2604.24013),
+    algorithm 1; the backward is ours.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], keep: bool, *masters: Tensor
+        ctx: Any, x: Tensor, call: Call, keep: bool, _: Tensor | None, *masters: Tensor
     ) -> tuple[Tensor, ...]:
         weights = [master.to(x.dtype) for master in masters]
-        work = work_of(x, x.shape[1], weights)
-        plan = channel.prepare("all_gather_linear.forward", rows, work)
-        chunks = plan.chunks
-        gathered = x.new_empty(chunks.tokens, x.shape[1])
-        gathered[chunks.chunk_span(channel.rank)] = x
-        outputs = tuple(x.new_empty(chunks.tokens, weight.shape[0]) for weight in weights)
-
-        def output(tokens: slice, _: Tensor | None) -> None:
-            for y, weight in zip(outputs, weights, strict=True):
-                torch.mm(gathered[tokens], weight.t(), out=y[tokens])
-
-        memory = allocate(plan, x.shape[1], x, gathered, None)
-        execute(channel, "all_gather_linear.forward", plan, memory, {OUTPUT: output})
-        kept = gathered if keep else gathered[chunks.chunk_span(channel.rank)].clone()
-        ctx.save_for_backward(kept, *weights)
-        ctx.channel, ctx.rows, ctx.work, ctx.keep, ctx.masters = channel, rows, work, keep, masters
+        gathered = call.whole(x)
+        outputs = tuple(x.new_empty(len(gathered), weight.shape[0]) for weight in weights)
+        output = output_product(gathered, weights, outputs)
+        call.run("all_gather_linear.forward", {OUTPUT: output}, x, gathered)
+        ctx.save_for_backward(gathered if keep else gathered[call.own].clone(), *weights)
+        ctx.call, ctx.keep = call, keep
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel: Channel = ctx.channel
+        call, keep = ctx.call, ctx.keep
         kept, *weights = ctx.saved_tensors
-        width = kept.shape[1]
-        operator = "all_gather_linear.backward_kept" if ctx.keep else "all_gather_linear.backward"
-        plan = channel.prepare(operator, ctx.rows, ctx.work)
-        chunks = plan.chunks
-        own = slice(0, chunks.rows[channel.rank])
-        if ctx.keep:
-            gathered = kept
-        else:
-            gathered = kept.new_empty(chunks.tokens, width)
-            gathered[chunks.chunk_span(channel.rank)] = kept
-        dx = kept.new_empty(own.stop, width)
-        sums = [WeightGradient(chunks.tokens, wanted) for wanted in ctx.needs_input_grad[4:]]
-
-        def input_gradient(tokens: slice, out: Tensor | None) -> None:
-            assert out is not None
-            torch.mm(grads[0][tokens], weights[0], out=out)
-            for dy, weight in zip(grads[1:], weights[1:], strict=True):
-                out.addmm_(dy[tokens], weight)
-
-        def weight_gradient(tokens: slice, _: Tensor | None) -> None:
-            for total, dy in zip(sums, grads, strict=True):
-                total.add(dy[tokens], gathered[tokens])
-
-        memory = allocate(plan, width, kept, gathered, dx)
-        products = {INPUT_GRADIENT: input_gradient, WEIGHT_GRADIENT: weight_gradient}
-        execute(channel, operator, plan, memory, products)
-        dws = (total.result(master) for total, master in zip(sums, ctx.masters, strict=True))
+        dx = kept.new_empty(call.rows[call.channel.rank], kept.shape[1])
+        dws = run_backward(
+            call,
+            _GATHER_KEPT if keep else _GATHER_AGAIN,
+            input_product(grads, weights),
+            lambda: WeightGradients(grads, kept if keep else call.whole(kept), call.masters),
+            held=(kept, *grads),
+            like=dx,
+            own=dx,
+            regather=not keep,
+        )
         return (dx, None, None, None, *dws)
+
+
+_GATHER_KEPT = Passes(
+    "all_gather_linear.backward_kept",
+    "all_gather_linear.backward_input",
+    "all_gather_linear.backward_weight_kept",
+)
+_GATHER_AGAIN = Passes(
+    "all_gather_linear.backward", "all_gather_linear.backward_input", "all_gather_linear.backward_weight"
+)
 
 
 class _LinearReduceScatter(torch.autograd.Function):
@@ -129,49 +194,42 @@ class _LinearReduceScatter(torch.autograd.Function):
         backward   dY (T/n, D) gathered, W             -> dX (T, F/n)      each arriving chunk feeds both
                    dY (T, D), X                        -> dW (D, F/n)      products
 
-    Source: CommFuse (arXiv 2604.24013), its row-parallel algorithm; the backward is ours.
+    A deferred W keeps the gathered dY. Source: CommFuse (arXiv 2604.24013), its row-parallel algorithm; the
+    backward is ours.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, channel: Channel, rows: Sequence[int], master: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, call: Call, _: Tensor | None, master: Tensor) -> Tensor:
         weight = master.to(x.dtype)
-        work = work_of(x, weight.shape[0], [weight])
-        plan = channel.prepare("linear_reduce_scatter.forward", rows, work)
-        chunks = plan.chunks
-        y = x.new_empty(chunks.rows[channel.rank], weight.shape[0])
-
-        def output(tokens: slice, out: Tensor | None) -> None:
-            assert out is not None
-            torch.mm(x[tokens], weight.t(), out=out)
-
-        memory = allocate(plan, weight.shape[0], x, None, y)
-        execute(channel, "linear_reduce_scatter.forward", plan, memory, {OUTPUT: output})
+        y = x.new_empty(call.rows[call.channel.rank], weight.shape[0])
+        call.run("linear_reduce_scatter.forward", {OUTPUT: output_product(x, [weight])}, y, own=y)
         ctx.save_for_backward(x, weight)
-        ctx.channel, ctx.rows, ctx.work, ctx.master = channel, rows, work, master
+        ctx.call = call
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel: Channel = ctx.channel
+        call = ctx.call
         x, weight = ctx.saved_tensors
-        plan = channel.prepare("linear_reduce_scatter.backward", ctx.rows, ctx.work)
-        chunks = plan.chunks
-        (dy,) = grads
-        gathered = dy.new_empty(chunks.tokens, dy.shape[1])
-        gathered[chunks.chunk_span(channel.rank)] = dy
+        dy = call.whole(*grads)
         dx = x.new_empty(x.shape)
-        total = WeightGradient(chunks.tokens, ctx.needs_input_grad[3])
+        dws = run_backward(
+            call,
+            _SCATTER,
+            input_product([dy], [weight], dx),
+            lambda: WeightGradients([dy], x, call.masters),
+            held=(x, dy),
+            like=dy,
+            gathered=dy,
+        )
+        return dx, None, None, *dws
 
-        def input_gradient(tokens: slice, _: Tensor | None) -> None:
-            torch.mm(gathered[tokens], weight, out=dx[tokens])
 
-        def weight_gradient(tokens: slice, _: Tensor | None) -> None:
-            total.add(gathered[tokens], x[tokens])
-
-        memory = allocate(plan, dy.shape[1], dy, gathered, None)
-        products = {INPUT_GRADIENT: input_gradient, WEIGHT_GRADIENT: weight_gradient}
-        execute(channel, "linear_reduce_scatter.backward", plan, memory, products)
-        return dx, None, None, total.result(ctx.master)
+_SCATTER = Passes(
+    "linear_reduce_scatter.backward",
+    "linear_reduce_scatter.backward_input",
+    "linear_reduce_scatter.backward_weight",
+)
 
 
 def work_of(x: Tensor, width: int, weights: Sequence[Tensor]) -> Work:
@@ -204,7 +262,8 @@ def all_gather_linear(
         One (all tokens, outputs / n) a weight.
     """
     rows = even_rows(channel, x.shape[0]) if rows is None else rows
-    return _AllGatherLinear.apply(x, channel, tuple(rows), keep_gathered, *weights)  # type: ignore[no-any-return]
+    call = Call.of(channel, rows, x.shape[1], x, weights)
+    return _AllGatherLinear.apply(x, call, keep_gathered, *call.inputs)  # type: ignore[no-any-return]
 
 
 def linear_reduce_scatter(
@@ -222,4 +281,5 @@ def linear_reduce_scatter(
         (rows of this rank, outputs).
     """
     rows = split_evenly(x.shape[0], channel.size) if rows is None else rows
-    return _LinearReduceScatter.apply(x, channel, tuple(rows), weight)  # type: ignore[no-any-return]
+    call = Call.of(channel, rows, weight.shape[0], x, [weight])
+    return _LinearReduceScatter.apply(x, call, *call.inputs)  # type: ignore[no-any-return]

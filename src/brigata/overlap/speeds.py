@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from brigata.overlap.transport import post_messages
 
-ROWS, WIDTH = 512, 512
-"""Shape of the square products and additions that are timed."""
+FEW, MANY, WIDTH = 128, 512, 1024
+"""Rows of the products that are timed, and the width of their square weight; additions have many rows."""
 SMALL, LARGE = 4 * 1024, 1024 * 1024
 """Elements of the messages that are timed, fp32."""
-REPETITIONS = 7
+REPETITIONS = 9
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class Speeds:
 
     Attributes:
         flops_per_s: of a product of the size of a layer's, in the dtype of the products.
-        product_call_s: fixed cost of one product (seconds).
+        product_call_s: cost of one product of next to nothing (seconds).
+        weight_s: what each element of its weight costs a product once, however few its rows are: a CPU
+            rearranges the whole weight in every call (seconds).
         add_bytes_per_s: bytes that an addition writes in a second.
         post_s: host time that starting one message takes (seconds).
         latency_s: of a message (seconds).
@@ -32,6 +34,7 @@ class Speeds:
 
     flops_per_s: float
     product_call_s: float
+    weight_s: float
     add_bytes_per_s: float
     post_s: float
     latency_s: float
@@ -40,18 +43,21 @@ class Speeds:
 
 def measure_speeds(group: dist.ProcessGroup, device: torch.device, dtype: torch.dtype) -> Speeds:
     """Measure, and take the mean over the group, all of whose ranks must call this; about 0.2 s on a CPU."""
-    a = torch.ones(ROWS, WIDTH, dtype=dtype, device=device)
+    rows, weight = (torch.ones(n, WIDTH, dtype=dtype, device=device) for n in (MANY, WIDTH))
     tiny = torch.ones(8, 8, dtype=dtype, device=device)
-    out = torch.empty_like(a)
-    product = _seconds(lambda: torch.mm(a, a, out=out), device)
+    out = torch.empty_like(rows)
+    many = _seconds(lambda: torch.mm(rows, weight.t(), out=out), device)
+    few = _seconds(lambda: torch.mm(rows[:FEW], weight.t(), out=out[:FEW]), device)
     call = _seconds(lambda: torch.mm(tiny, tiny), device)
-    addition = _seconds(lambda: torch.add(a, a, out=out), device)
+    addition = _seconds(lambda: torch.add(rows, rows, out=out), device)
+    row_s = max(many - few, 1e-9) / (MANY - FEW)
     post, small = _exchange_seconds(group, SMALL, device)
     _, large = _exchange_seconds(group, LARGE, device)
     per_byte = max(large - small, 1e-9) / (4 * (LARGE - SMALL))
     mine = Speeds(
-        flops_per_s=2 * ROWS * WIDTH * WIDTH / max(product - call, 1e-9),
+        flops_per_s=2 * WIDTH**2 / row_s,
         product_call_s=call,
+        weight_s=max(few - call - FEW * row_s, 0.0) / WIDTH**2,
         add_bytes_per_s=out.nbytes / max(addition, 1e-9),
         post_s=post,
         latency_s=max(small - 4 * SMALL * per_byte - 2 * post, 1e-6),

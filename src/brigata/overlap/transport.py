@@ -8,6 +8,11 @@ from torch import Tensor
 Outgoing = bool
 
 
+def posts_at_once(group: dist.ProcessGroup) -> bool:
+    """Whether each message is on its own, rather than in line on a stream behind those posted before."""
+    return str(dist.get_backend(group)) == "gloo"
+
+
 def post_messages(
     group: dist.ProcessGroup, messages: Sequence[tuple[Outgoing, Tensor, int]]
 ) -> list[dist.Work]:

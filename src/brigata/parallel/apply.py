@@ -14,11 +14,14 @@ from brigata.model.decoder import Decoder, build_decoder
 from brigata.model.initial import initial_value
 from brigata.overlap.auto import Chooser
 from brigata.overlap.channel import Channel
+from brigata.overlap.deferred import WeightGradientQueue
 from brigata.overlap.evidence import Evidence
 from brigata.overlap.speeds import measure_speeds
 from brigata.parallel.data import DataEngine
+from brigata.parallel.deferring import defer_weight_gradients
 from brigata.parallel.fsdp2 import apply_fsdp2
 from brigata.parallel.gradients import sum_replicated_gradients
+from brigata.parallel.mesh import data_axes, split_replicas
 from brigata.parallel.sharded_parameter import shard_over_data
 from brigata.parallel.sharding import fill_parameter
 from brigata.parallel.tensor import apply_tensor_parallel
@@ -37,7 +40,8 @@ class ParallelModel:
     """A model under a layout.
 
     ``channel`` is the tp group's, None without tensor parallelism; ``engine`` runs data parallelism, None
-    without it or under ``fully_shard``; ``evidence`` counts what all operators of this rank did.
+    without it or under ``fully_shard``; ``evidence`` counts what all operators of this rank did;
+    ``weight_gradients`` is the queue of deferred ones, None where none are deferred.
     """
 
     module: Decoder
@@ -45,6 +49,7 @@ class ParallelModel:
     channel: Channel | None
     engine: DataEngine | None = None
     evidence: Evidence = field(default_factory=Evidence)
+    weight_gradients: WeightGradientQueue | None = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -56,8 +61,21 @@ class ParallelModel:
         if self.engine is not None:
             self.engine.begin_micro_batch(last)
 
+    def defer_weight_gradients(self) -> WeightGradientQueue:
+        """Let weight gradients be computed later than their backwards; the queue says which and when."""
+        if self.weight_gradients is None:
+            self.weight_gradients = WeightGradientQueue(self.evidence)
+            defer_weight_gradients(self.module, self.weight_gradients)
+        return self.weight_gradients
+
     def finish_gradients(self) -> None:
-        """Call after a step's last backward: from here on every parameter has its summed gradient."""
+        """Call after a step's last backward: from here on every parameter has its summed gradient.
+
+        Raises:
+            RuntimeError: weight gradients were deferred and never computed.
+        """
+        if self.weight_gradients is not None:
+            self.weight_gradients.end_step()
         if self.engine is not None:
             self.engine.finish()
         if self.channel is not None:
@@ -99,12 +117,18 @@ def parallelize(
         parallel.channel = Channel(group, device, order, parallel.evidence, before_step, proven)
         apply_tensor_parallel(model, mesh["tp"], parallel.channel, layout.keep_gathered)
     if mesh["dp"].size() > 1:
+        data = split_replicas(mesh, layout.dp_replicate)
         if layout.zero_engine == "fsdp2":
-            apply_fsdp2(model, mesh["dp"], layout.zero, model.dtype, parallel.evidence)
+            apply_fsdp2(model, data[data_axes(data)], layout.zero, model.dtype, parallel.evidence)
         else:
-            shard_over_data(model, mesh)
-            channel = Channel(mesh["dp"].get_group(), device, Order("direct"), parallel.evidence)
-            parallel.engine = DataEngine(model, channel, layout.zero)
+            shard_over_data(model, data)
+            *replicas, channel = (
+                Channel(data[axis].get_group(), device, Order("direct"), parallel.evidence)
+                for axis in data_axes(data)
+            )
+            parallel.engine = DataEngine(
+                model, channel, replicas[0] if replicas else None, layout.zero, layout.slice_by_owner
+            )
     return parallel
 
 

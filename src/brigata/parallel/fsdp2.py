@@ -52,11 +52,12 @@ class _TimedCollective:
 
 
 def apply_fsdp2(model: Decoder, mesh: DeviceMesh, zero: int, dtype: torch.dtype, evidence: Evidence) -> None:
-    """Shard ``model`` unit by unit over the one-axis ``mesh``, in place.
+    """Shard ``model`` unit by unit over ``mesh``, in place.
 
     Args:
         model: parameters in the master dtype; tensor parallelism, if any, already applied.
-        mesh: the dp axis.
+        mesh: the dp axis, or (replicas, shards): ``fully_shard`` then all-reduces over the replicas, which
+            is not counted as exposed.
         zero: 2 keeps a unit's parameters from forward to backward, 3 gathers them again.
         dtype: of the products; gradients are reduced in the master dtype.
         evidence: where exposed communication is counted.

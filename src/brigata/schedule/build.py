@@ -1,9 +1,14 @@
-"""The schedules of the linear operators, forward and backward, by name."""
+"""The schedules of the linear operators, forward and backward, by name.
+
+A ``backward`` is I (input gradient) and W (weight gradient) in one program. Where W is deferred, I runs as
+``backward_input`` and W later as ``backward_weight``: together they compute and send what ``backward`` does.
+"""
 
 from collections.abc import Callable
 from functools import lru_cache
 
 from brigata.describe.order import Order
+from brigata.schedule.ahead import receives_ahead
 from brigata.schedule.all_gather import all_gather
 from brigata.schedule.all_reduce import all_reduce
 from brigata.schedule.all_to_all import all_to_all
@@ -36,6 +41,21 @@ def gather_backward(order: Order, chunks: Chunks, rank: int) -> Program:
     return merge(order, input_gradient, all_gather(order, chunks, rank, [WEIGHT_GRADIENT]))
 
 
+def gather_backward_input(order: Order, chunks: Chunks, rank: int) -> Program:
+    """I of a column-parallel backward: it leaves chunk by chunk, nothing fills."""
+    return reduce_scatter(order, chunks, rank, INPUT_GRADIENT)
+
+
+def gather_backward_weight(order: Order, chunks: Chunks, rank: int) -> Program:
+    """W of a column-parallel backward with the input gathered again: each piece feeds it as it arrives."""
+    return all_gather(order, chunks, rank, [WEIGHT_GRADIENT])
+
+
+def weight_here(order: Order, chunks: Chunks, rank: int) -> Program:
+    """W of a backward that has both factors on this rank: one product, no message."""
+    return local(chunks, rank, WEIGHT_GRADIENT)
+
+
 def scatter_forward(order: Order, chunks: Chunks, rank: int) -> Program:
     """Row-parallel forward: contributions leave chunk by chunk, the own one is computed last."""
     return reduce_scatter(order, chunks, rank, OUTPUT)
@@ -44,6 +64,11 @@ def scatter_forward(order: Order, chunks: Chunks, rank: int) -> Program:
 def scatter_backward(order: Order, chunks: Chunks, rank: int) -> Program:
     """Row-parallel backward: the output gradient is gathered, each piece feeds I and W."""
     return all_gather(order, chunks, rank, [INPUT_GRADIENT, WEIGHT_GRADIENT])
+
+
+def scatter_backward_input(order: Order, chunks: Chunks, rank: int) -> Program:
+    """I of a row-parallel backward: the output gradient is gathered, and kept for W."""
+    return all_gather(order, chunks, rank, [INPUT_GRADIENT])
 
 
 def reduce_forward(order: Order, chunks: Chunks, rank: int) -> Program:
@@ -55,6 +80,11 @@ def reduce_backward(order: Order, chunks: Chunks, rank: int) -> Program:
     """Its backward: the output gradient is whole on every rank, I and W need nobody."""
     products = [local(chunks, rank, product) for product in (INPUT_GRADIENT, WEIGHT_GRADIENT)]
     return Program(rank, tuple(step for program in products for step in program.steps))
+
+
+def reduce_backward_input(order: Order, chunks: Chunks, rank: int) -> Program:
+    """I of that backward."""
+    return local(chunks, rank, INPUT_GRADIENT)
 
 
 def column_forward(order: Order, chunks: Chunks, rank: int) -> Program:
@@ -69,6 +99,11 @@ def column_backward(order: Order, chunks: Chunks, rank: int) -> Program:
     if order.kind == "sliced":
         return fill(input_gradient, weight_gradient)
     return merge(order, input_gradient, weight_gradient)
+
+
+def column_backward_input(order: Order, chunks: Chunks, rank: int) -> Program:
+    """I of that backward: summed over ranks for all of them, nothing fills."""
+    return all_reduce(order, chunks, rank, INPUT_GRADIENT)
 
 
 def send_forward(order: Order, pairs: Pairs, rank: int) -> Program:
@@ -107,15 +142,24 @@ OPERATORS: dict[str, Operator] = {
     "all_gather_linear.forward": gather_forward,
     "all_gather_linear.backward": gather_backward,
     "all_gather_linear.backward_kept": gather_backward_kept,
+    "all_gather_linear.backward_input": gather_backward_input,
+    "all_gather_linear.backward_weight": gather_backward_weight,
+    "all_gather_linear.backward_weight_kept": weight_here,
     "linear_reduce_scatter.forward": scatter_forward,
     "linear_reduce_scatter.backward": scatter_backward,
+    "linear_reduce_scatter.backward_input": scatter_backward_input,
+    "linear_reduce_scatter.backward_weight": weight_here,
     "vocabulary_embedding.forward": scatter_forward,
     "vocabulary_embedding.backward": embedding_backward,
     "exchange": exchange,
     "linear_all_reduce.forward": reduce_forward,
     "linear_all_reduce.backward": reduce_backward,
+    "linear_all_reduce.backward_input": reduce_backward_input,
+    "linear_all_reduce.backward_weight": weight_here,
     "column_all_reduce.forward": column_forward,
     "column_all_reduce.backward": column_backward,
+    "column_all_reduce.backward_input": column_backward_input,
+    "column_all_reduce.backward_weight": weight_here,
 }
 """Every operator pass that has a schedule on a cut of the tokens."""
 
@@ -129,7 +173,7 @@ PAIR_OPERATORS: dict[str, PairOperator] = {
 
 
 @lru_cache(maxsize=4096)
-def build_program(operator: str, order: Order, chunks: Chunks, rank: int) -> Program:
+def build_program(operator: str, order: Order, chunks: Chunks, rank: int, ahead: bool = False) -> Program:
     """The program of one rank; built once for each distinct request.
 
     Args:
@@ -137,6 +181,8 @@ def build_program(operator: str, order: Order, chunks: Chunks, rank: int) -> Pro
         order: how messages and products follow each other.
         chunks: the cut of the tokens.
         rank: whose program.
+        ahead: post receives as early as their places allow (``receives_ahead``), for backends whose posts
+            take effect at once.
 
     Raises:
         ValueError: the order does not suit the group or the operator; the end of a sentence that begins with
@@ -146,9 +192,11 @@ def build_program(operator: str, order: Order, chunks: Chunks, rank: int) -> Pro
         program = PAIR_OPERATORS[operator](order, chunks, rank)
     else:
         program = OPERATORS[operator](order, chunks, rank)
-    return Program(rank, without_empty_pieces(program.steps, chunks), program.wire)
+    program = Program(rank, without_empty_pieces(program.steps, chunks), program.wire)
+    return receives_ahead(program) if ahead else program
 
 
-def build_schedule(operator: str, order: Order, chunks: Chunks) -> Schedule:
+def build_schedule(operator: str, order: Order, chunks: Chunks, ahead: bool = False) -> Schedule:
     """The programs of all ranks of the group."""
-    return Schedule(chunks, tuple(build_program(operator, order, chunks, r) for r in range(chunks.ranks)))
+    programs = (build_program(operator, order, chunks, rank, ahead) for rank in range(chunks.ranks))
+    return Schedule(chunks, tuple(programs))

@@ -3,7 +3,8 @@
 The proof executes all programs symbolically under the strictest semantics that a backend may have: messages
 have no tags (the k-th send from a to b meets the k-th receive at b from a), a message moves only when both
 ends have posted it, and a rank's posts take effect one after the other, as on one stream. A schedule that
-ends under these ends under any weaker ones.
+ends under these ends under any weaker ones. Schedules for backends whose posts take effect at once are proven
+with ``stream=False``.
 """
 
 from collections import deque
@@ -55,6 +56,7 @@ class Proof:
 class _Rank:
     program: Program
     content: dict[Place, Content]
+    stream: bool
     step: int = 0
     posts: deque[list[Message]] = field(default_factory=deque)
     unwaited: set[Message] = field(default_factory=set)
@@ -71,14 +73,18 @@ class _Rank:
         return ScheduleError(f"rank {self.program.rank}, step {self.step} ({now}): {what}")
 
 
-def check(schedule: Schedule) -> Proof:
+def check(schedule: Schedule, stream: bool = True) -> Proof:
     """Prove ``schedule``.
+
+    Args:
+        schedule: one program a rank.
+        stream: whether a rank's posts take effect one after the other, or at once.
 
     Raises:
         ScheduleError: naming the rank, the step and the property that fails.
     """
     purpose = Purpose(schedule)
-    ranks = [_Rank(program, dict(purpose.inputs(program.rank))) for program in schedule.programs]
+    ranks = [_Rank(program, dict(purpose.inputs(program.rank)), stream) for program in schedule.programs]
     while not all(rank.done and not rank.posts for rank in ranks):
         advanced = [_advance(rank) for rank in ranks]
         if not (_meet(ranks, schedule) | _deliver(ranks) | any(advanced)):
@@ -137,7 +143,9 @@ def _execute(rank: _Rank, step: Step) -> None:
         case Post(messages=messages):
             for message in messages:
                 _post(rank, message)
-            rank.posts.append(list(messages))
+            if rank.stream or not rank.posts:
+                rank.posts.append([])
+            rank.posts[-1] += messages
         case Wait(message=message):
             rank.unwaited.remove(message)
             rank.delivered.remove(message)

@@ -62,6 +62,7 @@ def choose(
     candidates: Sequence[Order] | None = None,
     *,
     stream: bool = False,
+    tie: float = TIE,
 ) -> Choice:
     """The order that the simulator finds fastest for one operator pass.
 
@@ -73,6 +74,7 @@ def choose(
         candidates: orders to try; None: every one that the operator has, the blocking ones included, so that
             overlap is off where it loses.
         stream: as for ``simulate``.
+        tie: how much slower than the fastest, as a share, a simpler order may be predicted and be taken.
     """
     if candidates is None:
         asked = every_order(len(rows), network)
@@ -80,7 +82,7 @@ def choose(
     assert candidates, "no candidates"
     predictions = [_predict(operator, rows, order, durations, network, stream) for order in candidates]
     predictions.sort(key=lambda prediction: prediction.seconds)
-    limit = predictions[0].seconds * (1 + TIE)
+    limit = predictions[0].seconds * (1 + tie)
     as_good = [prediction for prediction in predictions if prediction.seconds <= limit]
     taken = min(as_good, key=lambda prediction: (prediction.messages, prediction.products))
     return Choice(taken.order, taken.seconds, tuple(predictions))
@@ -107,7 +109,7 @@ def _applies(operator: str, rows: Rows, order: Order) -> bool:
 def _predict(
     operator: str, rows: Rows, order: Order, durations: Durations, network: Network, stream: bool
 ) -> Prediction:
-    schedule = build_schedule(operator, order, cut(operator, rows, order.parts))
+    schedule = build_schedule(operator, order, cut(operator, rows, order.parts), ahead=not stream)
     time = simulate(schedule, durations, network, stream=stream)
     return Prediction(order, time.total_s, time.exposed_s, *_most(schedule))
 
