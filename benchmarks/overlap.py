@@ -7,7 +7,7 @@ Prints the section of the page in Markdown. The shaped rows need root on Linux.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ from brigata.measure.overlap_cases import OPERATIONS, PASSES, Shape
 from figures import Finding, Ratio, Section, judge, paired_ratio, ratio_to_best, report, table
 
 TOKENS, HIDDEN = 2048, 1024
-RATES, FFN = ("loopback", "1gbit", "2gbit"), (256, 512, 1024, 2048, 4096, 8192)
+WIDTHS = {
+    "loopback": (256, 1024, 4096),
+    "1gbit": (256, 512, 1024, 2048, 4096, 8192),
+    "2gbit": (256, 1024, 2048, 4096),
+}
+"""Inner widths (ffn) by link: all on one, those in question on the others."""
 ORDERS = ("blocking_p2p", "direct", "direct:2", "direct:4", "auto")
 MORE_ORDERS, MORE_AT = ("blocking", "sliced:4", "ring"), 4096
 """Orders that are measured at one width only."""
@@ -28,15 +33,15 @@ SHAPED = ("1gbit", "2gbit")
 
 
 def run_cases(
-    rates: Sequence[str], widths: Sequence[int], orders: Sequence[str] | None, repetitions: int
+    widths: Mapping[str, Sequence[int]], orders: Sequence[str] | None, repetitions: int
 ) -> dict[str, Any]:
     """By rate, the results of ``bench_overlap`` for every operator, pass and width.
 
     ``orders``: None takes ``ORDERS``, and ``MORE_ORDERS`` where they belong.
     """
-    cases = [(op, direction, ffn) for op in OPERATIONS for direction in PASSES for ffn in widths]
     everything = {}
-    for rate in rates:
+    for rate, sizes in widths.items():
+        cases = [(op, direction, ffn) for op in OPERATIONS for direction in PASSES for ffn in sizes]
         results = []
         for op, direction, ffn in track(cases, description=rate):
             shape = Shape(op, direction, TOKENS, HIDDEN, ffn)
@@ -50,8 +55,8 @@ def run_cases(
 def measure(repetitions: int, quick: bool) -> dict[str, Any]:
     """All cases; ``quick``: one width on one link."""
     if quick:
-        return run_cases(("1gbit",), (1024,), None, repetitions)
-    return run_cases(RATES, FFN, None, repetitions)
+        return run_cases({"1gbit": (1024,)}, None, repetitions)
+    return run_cases(WIDTHS, None, repetitions)
 
 
 def to_contended(case: dict[str, Any], order: str) -> Ratio:
@@ -181,7 +186,7 @@ def main() -> None:
     options = parser.parse_args()
     widths = [int(width) for width in options.ffn.split(",")]
     orders = options.orders and options.orders.split(",")
-    result = run_cases(options.rates.split(","), widths, orders, options.repetitions)
+    result = run_cases(dict.fromkeys(options.rates.split(","), widths), orders, options.repetitions)
     print(report(SECTION, result))
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
