@@ -68,5 +68,6 @@ def train_steps(job: Job, delays: bool = False, steps: int = 3) -> dict[str, Any
         optimizer.zero_grad()
         model.optimizer_stepped()
     result["parameters"] = {n: _whole(p) for n, p in model.module.named_parameters()}
+    result["buffers"] = {n: b.clone() for n, b in model.module.named_buffers()}
     result["evidence"] = model.evidence.take()
     return result

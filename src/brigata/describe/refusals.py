@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brigata.describe.errors import divisors, one_of
 from brigata.describe.order import parse_order
+from brigata.describe.pattern import planning_only
+from brigata.describe.tensor_degrees import tensor_degrees, undivided
 
 if TYPE_CHECKING:
     from brigata.describe.job import Job
+
+
+MOST_RANKS = 64
+"""Tensor-parallel degrees are proposed up to this one."""
 
 
 def find_refusals(job: Job) -> list[str]:
@@ -42,21 +47,39 @@ def _layout(job: Job) -> Iterator[str]:
 
 
 def _model(job: Job) -> Iterator[str]:
-    model, tp = job.model, job.layout.tp
-    if model.heads % model.kv_heads:
+    model = job.model
+    refusal = planning_only(model.pattern)
+    if refusal is not None:
+        yield refusal
+        return
+    if model.has_attention and model.heads % model.kv_heads:
         yield (
             f"model.kv_heads = {model.kv_heads} does not divide model.heads = {model.heads}; "
             f"use {one_of(divisors(model.heads))}"
         )
         return
-    sizes = {"model.heads": model.heads, "model.kv_heads": model.kv_heads, "model.ffn": model.ffn}
-    sizes["model.vocab"] = model.vocab
-    good = divisors(math.gcd(*sizes.values()))
-    for setting, size in sizes.items():
-        if size % tp:
-            yield f"layout.tp = {tp} does not divide {setting} = {size}; use {one_of(good)}"
+    yield from _tensor_parallel(job)
     if model.vocab < 256:
         yield f"model.vocab = {model.vocab} cannot hold the 256 tokens of the byte tokenizer; use 256 or more"
+    longest = model.max_positions if model.positions == "learned" else None
+    if longest is not None and job.workload.seq_len > longest:
+        yield (
+            f"workload.seq_len = {job.workload.seq_len} is more than the model.max_positions = {longest} that "
+            f"have a learned position; use {longest} or less"
+        )
+
+
+def _tensor_parallel(job: Job) -> Iterator[str]:
+    tp, good = job.layout.tp, tensor_degrees(job.model, MOST_RANKS)
+    if tp not in good:
+        for setting, size in undivided(job.model, tp):
+            yield f"layout.tp = {tp} does not divide {setting} = {size}; use {one_of(good)}"
+    if job.model.vocab % tp and job.dp > 1:
+        more = -(-job.model.vocab // tp) * tp
+        yield (
+            f"layout.tp = {tp} does not divide model.vocab = {job.model.vocab}, which runs with layout.dp = 1 "
+            f"only; use model.vocab = {more} or layout.dp = 1"
+        )
 
 
 def _ranks(job: Job) -> Iterator[str]:

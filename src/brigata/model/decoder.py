@@ -4,8 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from brigata.describe.model import ModelSpec
-from brigata.model.parts import Embedding, HeadLoss, RMSNorm, Sequences
-from brigata.model.units import Unit
+from brigata.model.experts import BalanceLoss
+from brigata.model.parts import Embedding, HeadLoss, LearnedPositions, build_norm
+from brigata.model.sequences import Cache, Sequences
+from brigata.model.unit import Unit
+from brigata.ops.loss import IGNORED
 from brigata.ops.rotary import rotary_tables
 
 
@@ -13,34 +16,67 @@ class Decoder(nn.Module):
     """tokens (sequences, length) int64, targets likewise -> the sum of the tokens' losses (nats), a scalar.
 
     Without targets -> logits (sequences * length, vocab). Products run in ``dtype``; parameters keep their
-    own.
+    own. While training, the experts' balancing loss times the number of targets is added to the sum.
     """
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.spec = spec
         self.dtype = dtype
-        self.embed = Embedding(spec.vocab, spec.hidden, dtype)
-        self.units = nn.ModuleList(Unit(letter, spec) for letter in spec.pattern)
-        self.norm = RMSNorm(spec.hidden, spec.norm_eps)
-        self.head_loss = HeadLoss(spec.vocab, spec.hidden)
+        self.embed = Embedding(spec.vocab, spec.hidden, dtype, spec.embedding_multiplier)
+        if spec.positions == "learned":
+            assert spec.max_positions is not None
+            self.positions = LearnedPositions(spec.max_positions, spec.hidden)
+        self.units = nn.ModuleList(Unit(number, spec) for number in range(len(spec.pattern)))
+        self.norm = build_norm(spec)
+        self.head_loss = HeadLoss(spec.vocab, spec.hidden, spec.logit_multiplier, spec.logit_softcap)
+        if spec.experts is not None and spec.experts.aux_loss:
+            self.balance_loss = BalanceLoss(spec.experts)
         if spec.tie_embeddings:
             self.head_loss.weight = self.embed.weight
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Loss where targets are given, else logits."""
-        sequences = self.sequences(tokens)
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Loss where targets are given, else logits.
+
+        Args:
+            tokens: (sequences, length) int64.
+            targets: likewise, or None; ``IGNORED`` marks those that do not count.
+            documents: (sequences, length) int64, or None: the document of each token, rising from left to
+                right; tokens see their own document only, and its positions begin at 0.
+            cache: for decoding: ``tokens`` follow those it holds, and theirs are added to it.
+        """
+        sequences = self.sequences(tokens, documents, cache)
         h = self.embed(tokens.reshape(-1))
+        if self.spec.positions == "learned":
+            h = self.positions(h, sequences.positions.expand(tokens.shape).reshape(-1))
         for unit in self.units:
             h = unit(h, sequences)
-        return self.head_loss(self.norm(h), None if targets is None else targets.reshape(-1))
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        h = self.norm(h)
+        if targets is None:
+            return self.head_loss(h)
+        loss = self.head_loss(h, targets.reshape(-1))
+        if self.training and hasattr(self, "balance_loss"):
+            loss = loss + self.balance_loss(sequences.routing) * (targets != IGNORED).sum()
+        return loss
 
-    def sequences(self, tokens: Tensor) -> Sequences:
-        """The shape of ``tokens`` and the rotary tables of its positions."""
+    def sequences(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> Sequences:
+        """The shape of ``tokens``, their positions and the rotary tables of these."""
         count, length = tokens.shape
-        like = torch.empty(0, dtype=self.dtype, device=tokens.device)
-        cos, sin = rotary_tables(length, self.spec.head_dim, self.spec.rope_theta, like)
-        return Sequences(count, length, cos, sin)
+        start = 0 if cache is None else cache.length
+        positions = torch.arange(start, start + length, device=tokens.device)
+        cos = sin = None
+        if self.spec.positions == "rope" and self.spec.has_attention:
+            like = torch.empty(0, dtype=self.dtype, device=tokens.device)
+            cos, sin = rotary_tables(length, self.spec.head_dim, self.spec.rope_theta, like)
+        return Sequences(count, length, positions, cos, sin, documents, cache)
 
 
 def build_decoder(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Decoder:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -40,12 +41,23 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.vecdot(a, b)[:, None]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Divide each token by its root mean square and scale by ``weight``.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, from_one: bool = False) -> Tensor:
+    """Divide the last dim by its root mean square and scale by ``weight``, or by 1 + weight (``from_one``).
 
-    x (tokens, hidden), weight (hidden,) -> (tokens, hidden) in x's dtype; computed in fp32 or better.
+    x (..., hidden), weight (hidden,) -> (..., hidden) in x's dtype; computed in fp32 or better.
     Source: Zhang and Sennrich, arXiv 1910.07467.
     """
     wide = x if x.dtype == torch.float64 else x.float()
-    normed: Tensor = _RMSNorm.apply(wide, weight.to(wide.dtype), eps)
-    return normed.to(x.dtype)
+    scale = weight.to(wide.dtype)
+    normed: Tensor = _RMSNorm.apply(wide.reshape(-1, x.shape[-1]), scale + 1 if from_one else scale, eps)
+    return normed.view(x.shape).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Centre the last dim, divide it by its standard deviation, scale and shift.
+
+    x (..., hidden), weight and bias (hidden,) -> (..., hidden) in x's dtype; computed in fp32 or better.
+    Source: Ba et al., arXiv 1607.06450.
+    """
+    wide = x if x.dtype == torch.float64 else x.float()
+    return F.layer_norm(wide, x.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), eps).to(x.dtype)

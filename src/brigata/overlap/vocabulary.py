@@ -12,6 +12,7 @@ from torch import Tensor
 from brigata.overlap.auto import Work
 from brigata.overlap.channel import Channel
 from brigata.overlap.executor import allocate, execute
+from brigata.overlap.tokens import gather_tokens
 from brigata.schedule.build import OUTPUT, WEIGHT_GRADIENT
 from brigata.schedule.chunks import split_evenly
 
@@ -93,7 +94,8 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         highest = wide.amax(1)
         total = (wide - highest[:, None]).exp_().sum(1)
         target = wide.gather(1, index)[:, 0].masked_fill(~here, 0)
-        everyone = exchange(torch.stack([highest, total, target], 1), channel)
+        statistics = torch.stack([highest, total, target], 1)
+        everyone = gather_tokens(statistics, channel).view(channel.size, *statistics.shape)
         highest = everyone[:, :, 0].amax(0)
         total = (everyone[:, :, 1] * (everyone[:, :, 0] - highest).exp()).sum(0)
         normaliser = highest + total.log()
@@ -109,17 +111,6 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         probability.scatter_add_(1, index, -here[:, None].to(probability.dtype))
         probability.mul_((grads[0] * counts)[:, None])
         return probability.to(logits.dtype), None, None, None, None
-
-
-def exchange(mine: Tensor, channel: Channel) -> Tensor:
-    """Everybody's rows at every rank, in rank order: (T, k) -> (n, T, k)."""
-    rows = (len(mine),) * channel.size
-    plan = channel.prepare("exchange", rows, Work(0.0, mine.shape[1], mine.element_size()))
-    chunks = plan.chunks
-    gathered = mine.new_empty(chunks.tokens, mine.shape[1])
-    gathered[chunks.chunk_span(channel.rank)] = mine
-    execute(channel, "exchange", plan, allocate(plan, mine.shape[1], mine, gathered, None), {})
-    return gathered.view(channel.size, *mine.shape)
 
 
 def vocabulary_embedding(

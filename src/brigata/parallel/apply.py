@@ -17,6 +17,7 @@ from brigata.overlap.channel import Channel
 from brigata.overlap.deferred import WeightGradientQueue
 from brigata.overlap.evidence import Evidence
 from brigata.overlap.speeds import measure_speeds
+from brigata.parallel.balance import balance_experts
 from brigata.parallel.data import DataEngine
 from brigata.parallel.deferring import defer_weight_gradients
 from brigata.parallel.fsdp2 import apply_fsdp2
@@ -82,7 +83,8 @@ class ParallelModel:
             sum_replicated_gradients(self.parameters, self.channel)
 
     def optimizer_stepped(self) -> None:
-        """Call after the optimizer's step: gathering the new parameters begins."""
+        """Call after the optimizer's step: experts are balanced, and gathering the new parameters begins."""
+        balance_experts(self.module, self.mesh, self.evidence)
         if self.engine is not None:
             self.engine.prefetch()
 
@@ -147,6 +149,7 @@ def build_model(
     if job.model.tie_embeddings:
         model.head_loss.weight = model.embed.weight
     for name, parameter in model.named_parameters():
-        whole = initial_value(name, parameter.shape, len(job.model.pattern), job.train.seed, master)
-        fill_parameter(parameter, whole)
+        fill_parameter(parameter, initial_value(name, parameter.shape, job.model, job.train.seed, master))
+    for name, buffer in model.named_buffers():
+        buffer.copy_(initial_value(name, buffer.shape, job.model, job.train.seed, buffer.dtype))
     return parallel

@@ -19,7 +19,7 @@ from torch import nn
 
 from brigata.model.decoder import Decoder
 from brigata.model.parts import Projections
-from brigata.model.units import Unit
+from brigata.model.unit import Unit
 from brigata.overlap.channel import Channel
 from brigata.parallel.owner_slices import OwnerSlicedProjections
 from brigata.parallel.parameter_group import ParameterGroup
@@ -63,10 +63,10 @@ class DataEngine:
             self.behind = BEHIND_WITH_REPLICAS if channel.size > 1 else 1
         self.bound = False
         self.groups: list[ParameterGroup] = []
-        self._group(0, model.embed)
+        self._group(0, model.embed, *([model.positions] if hasattr(model, "positions") else []))
         for i, unit in enumerate(model.units):
             assert isinstance(unit, Unit)
-            part = unit.block.project_in
+            part = getattr(unit.block, "project_in", None)
             if i == 0 and slice_by_owner and channel.size > 1 and type(part) is Projections:
                 self._group(1, unit.norm)
                 group = self._group(1, part)
@@ -74,7 +74,7 @@ class DataEngine:
                 sliced = OwnerSlicedProjections(part, group)
                 unit.block.set_submodule("project_in", sliced)
                 group.modules = [sliced]
-                self._group(1, unit.block.mix, unit.block.project_out)
+                self._group(1, unit.block.mix, unit.block.project_out, unit.norm_after)
             else:
                 self._group(i + 1, unit)
         self._group(len(model.units) + 1, model.norm, model.head_loss)

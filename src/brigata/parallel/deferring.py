@@ -22,7 +22,9 @@ class DeferringProjections(Projections):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Project to each output."""
-        return local_linear(x, tuple(self.weights()), self.weight_gradients)
+        outputs = local_linear(x, tuple(self.weights()), self.weight_gradients)
+        pairs = zip(outputs, self.biases(), strict=True)
+        return tuple(y if bias is None else y + bias.to(y.dtype) for y, bias in pairs)
 
 
 class DeferringProjection(Projection):
@@ -33,7 +35,7 @@ class DeferringProjection(Projection):
     def forward(self, x: Tensor) -> Tensor:
         """Project."""
         (y,) = local_linear(x, [self.weight], self.weight_gradients)
-        return y
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 class DeferringHeadLoss(HeadLoss):
@@ -44,6 +46,7 @@ class DeferringHeadLoss(HeadLoss):
     def forward(self, h: Tensor, targets: Tensor | None = None) -> Tensor:
         """Loss where targets are given, else logits."""
         (logits,) = local_linear(h, [self.weight], self.weight_gradients)
+        logits = self.finish(logits)
         return logits if targets is None else cross_entropy_sum(logits, targets)
 
 
@@ -59,8 +62,8 @@ def defer_weight_gradients(model: nn.Module, queue: WeightGradientQueue) -> None
 
     W is the weight gradient. Use this when ``model`` is parallel already. Parts on a channel defer by the
     channel, so all parts on one channel have one queue; parts of one process change their class and keep
-    parameters, names and hooks. What is never deferred: the gradients of norms, which cost next to nothing,
-    and an embedding's, whose backward is nothing else.
+    parameters, names and hooks. What is never deferred: the gradients of vectors, which cost next to nothing,
+    an embedding's, whose backward is nothing else, and those of experts and of Mamba's convolution.
 
     Args:
         model: a whole network or a stage of one, real or on the meta device.

@@ -8,8 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from brigata.model.experts import Router
 from brigata.overlap.channel import Channel
 from brigata.overlap.executor import accumulation_dtype
+from brigata.parallel.local import local_class
 from brigata.parallel.mesh import data_axes
 from brigata.parallel.sharding import local_shard
 
@@ -70,7 +72,8 @@ class ShardedParameter:
 
     Args:
         owners: all modules that use it.
-        dtype: of the whole form and so of the messages; shards keep their own.
+        dtype: of the products, and so of the whole form and of the messages; shards keep their own. Vectors
+            and what a router chooses by keep theirs in every form: they are used in full precision.
         channel: of the ranks that share out the rows.
         resident: the whole's memory stays between steps (ZeRO-1 and 2). A shard of the same dtype then lies
             in it, and needs no copy.
@@ -81,6 +84,8 @@ class ShardedParameter:
         module, name = self.owners[0]
         shard = module._parameters[name]
         assert isinstance(shard, DTensor)
+        if shard.ndim == 1 or local_class(module) is Router:
+            dtype = shard.dtype
         self.shard: nn.Parameter = shard  # type: ignore[assignment]
         self.local: Tensor = shard.to_local().detach()
         mesh = shard.device_mesh

@@ -7,16 +7,54 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from brigata.model.parts import Embedding, HeadLoss, Projection, Projections, RMSNorm
+from brigata.describe.model import ModelSpec
+from brigata.model.experts import ExpertProducts, Router, SharedExpert
+from brigata.model.mamba import GatedNorm, MambaMix
+from brigata.model.parts import Embedding, HeadLoss, LayerNorm, LearnedPositions, Projection, RMSNorm
 
-TENSOR_SHARDING: Mapping[type[nn.Module], Placement] = {
-    Projections: Shard(0),  # column parallel: by output features
-    Projection: Shard(1),  # row parallel: by input features
-    Embedding: Shard(0),  # by vocabulary
-    HeadLoss: Shard(0),  # by vocabulary
-    RMSNorm: Replicate(),  # each rank norms its own tokens: gradients are summed over tp
+TENSOR_SHARDING: Mapping[type[nn.Module], Mapping[str, Placement]] = {
+    nn.Linear: {"*": Shard(0)},  # in ``Projections``, column parallel: by output features
+    Projection: {"weight": Shard(1), "bias": Replicate()},  # row parallel: by input features
+    Embedding: {"*": Shard(0)},  # by vocabulary
+    HeadLoss: {"*": Shard(0)},  # by vocabulary
+    MambaMix: {"*": Shard(0)},  # by heads, or groups of heads
+    GatedNorm: {"*": Shard(0)},  # by channels
+    ExpertProducts: {"gate": Shard(1), "up": Shard(1), "down": Shard(2)},  # by the experts' inner width
+    # what works on a rank's own tokens, or gets a share of every gradient: gradients are summed over tp
+    Router: {"*": Replicate()},
+    SharedExpert: {"*": Replicate()},
+    RMSNorm: {"*": Replicate()},
+    LayerNorm: {"*": Replicate()},
+    LearnedPositions: {"*": Replicate()},
 }
-"""Placement on the tp axis of all parameters of a part."""
+"""Placement on the tp axis of a part's own parameters, by name; ``*`` stands for all others."""
+
+
+def shared_rows(spec: ModelSpec, name: str, rows: int, ranks: int, rank: int) -> slice | None:
+    """The rows of a parameter that ``rank`` uses, where fewer groups than ranks share it; None: it is cut.
+
+    Heads of attention read key/value heads, heads of Mamba-2 read groups of B and C. Where ranks are more
+    than these, each group's rows serve ranks / groups neighbouring ranks: all hold the parameter whole, use
+    their group's rows, and gradients are summed over tp.
+
+    Args:
+        spec: of the model.
+        name: last name of the parameter's place: ``k`` and ``v`` (projections), ``B``, ``conv_B_bias``, ...
+        rows: of the whole parameter.
+        ranks: tp ranks.
+        rank: this one.
+    """
+    if name in ("k", "v"):
+        groups = spec.kv_heads
+    elif spec.mamba is not None and name.removeprefix("conv_").removesuffix("_bias") in ("B", "C"):
+        groups = spec.mamba.groups
+    else:
+        return None
+    if groups % ranks == 0:
+        return None
+    width = rows // groups
+    first = rank * groups // ranks * width
+    return slice(first, first + width)
 
 
 def local_shard(whole: Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Tensor:
@@ -38,17 +76,34 @@ def local_shard(whole: Tensor, mesh: DeviceMesh, placements: tuple[Placement, ..
     return local
 
 
-def shard_parameters(part: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
-    """Replace every parameter of ``part`` by a DTensor that holds this rank's share of it."""
-    for module in part.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if isinstance(parameter, DTensor):  # tied to a part that was cut before
-                continue
-            local = local_shard(parameter.detach(), mesh, (placement,)).contiguous()
-            cut = DTensor.from_local(
-                local, mesh, [placement], run_check=False, shape=parameter.shape, stride=parameter.stride()
-            )
-            module.register_parameter(name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+def shard_parameters(part: nn.Module, name: str, spec: ModelSpec, mesh: DeviceMesh) -> dict[str, slice]:
+    """Replace every own parameter of ``part`` by a DTensor that holds this rank's share of it.
+
+    Args:
+        part: of a type in ``TENSOR_SHARDING``; children are left alone.
+        name: last name of the part's place in the model.
+        spec: of the model.
+        mesh: the tp axis.
+
+    Returns:
+        For parameters that stay whole and are used in part: the rows that this rank uses.
+    """
+    placements = TENSOR_SHARDING[type(part)]
+    used: dict[str, slice] = {}
+    for own, parameter in list(part.named_parameters(recurse=False)):
+        if isinstance(parameter, DTensor):  # tied to a part that was cut before
+            continue
+        placement = placements.get(own, placements.get("*", Replicate()))
+        place = name if isinstance(part, nn.Linear) else own
+        rows = shared_rows(spec, place, parameter.shape[0], mesh.size(), mesh.get_local_rank())
+        if rows is not None:
+            placement, used[own] = Replicate(), rows
+        local = local_shard(parameter.detach(), mesh, (placement,)).contiguous()
+        cut = DTensor.from_local(
+            local, mesh, [placement], run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
+        part.register_parameter(own, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+    return used
 
 
 def fill_parameter(parameter: nn.Parameter, whole: Tensor) -> None:

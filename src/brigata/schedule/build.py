@@ -152,6 +152,7 @@ OPERATORS: dict[str, Operator] = {
     "vocabulary_embedding.forward": scatter_forward,
     "vocabulary_embedding.backward": embedding_backward,
     "exchange": exchange,
+    "scatter": scatter_forward,
     "linear_all_reduce.forward": reduce_forward,
     "linear_all_reduce.backward": reduce_backward,
     "linear_all_reduce.backward_input": reduce_backward_input,
