@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from brigata.model.decoder import Decoder
-from brigata.model.experts import Router
+from brigata.model.experts import Router, update_balance
 from brigata.overlap.evidence import Evidence
 
 BALANCE = "data_parallel.balance"
@@ -25,7 +25,6 @@ def balance_experts(model: Decoder, mesh: DeviceMesh | None, evidence: Evidence)
     routers = [part for part in model.modules() if isinstance(part, Router) and hasattr(part, "balance_bias")]
     if not routers:
         return
-    from brigata.model.experts import update_balance
     loads = torch.stack([router.load for router in routers])
     if mesh is not None and mesh["dp"].size() > 1:
         counted = evidence.operators[BALANCE]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from brigata.model.parts import Projections
 from brigata.parallel.messages import GATHER
 from brigata.parallel.parameter_group import ParameterGroup
+from brigata.parallel.sharded_parameter import ShardedParameter
 
 
 class _SlicedByOwner(torch.autograd.Function):
@@ -41,7 +42,7 @@ class _SlicedByOwner(torch.autograd.Function):
         group.evidence.operators[GATHER].overlapped_calls += 1
         for rank in group.arrivals("head"):
             with group.evidence.computing(GATHER, f"rows of rank {rank}"):
-                for y, weight, parameter in zip(outputs, weights, group.parameters, strict=True):
+                for y, weight, parameter in zip(outputs, weights, _matrices(group), strict=True):
                     rows = parameter.span(rank)
                     torch.mm(x, weight[rows].t(), out=y[:, rows])
         return outputs
@@ -63,7 +64,8 @@ class _SlicedByOwner(torch.autograd.Function):
         if group.holding:
             dws = [dy.t() @ x if want else None for dy, want in zip(grads, wanted, strict=True)]
         else:
-            group.scatter_by_owner(wanted, rows_of_gradient)
+            numbered = enumerate(_matrices(group))
+            group.scatter_by_owner([(n, matrix) for n, matrix in numbered if wanted[n]], rows_of_gradient)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = grads[0] @ weights[0]
@@ -72,10 +74,15 @@ class _SlicedByOwner(torch.autograd.Function):
         return (dx, None, *dws)
 
 
+def _matrices(group: ParameterGroup) -> list[ShardedParameter]:
+    return [parameter for parameter in group.parameters if parameter.shard.ndim == 2]
+
+
 class OwnerSlicedProjections(nn.Module):
     """``Projections`` under ZeRO, sliced by owner: x (T, D) -> one (T, F_i) a weight.
 
-    ``group`` is the engine's; it holds this part's weights, in the order of their names, and no others.
+    ``group`` is the engine's; it holds this part's weights, in the order of their names, and biases that
+    arrive with them.
     """
 
     def __init__(self, part: Projections, group: ParameterGroup) -> None:
@@ -87,4 +94,7 @@ class OwnerSlicedProjections(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Project as weights arrive."""
         weights = (self.get_submodule(name).get_parameter("weight") for name in self.names)
-        return _SlicedByOwner.apply(x, self.group, *weights)  # type: ignore[no-any-return]
+        outputs: tuple[Tensor, ...] = _SlicedByOwner.apply(x, self.group, *weights)
+        biases = (getattr(self.get_submodule(name), "bias", None) for name in self.names)
+        pairs = zip(outputs, biases, strict=True)
+        return tuple(y if bias is None else y + bias.to(y.dtype) for y, bias in pairs)

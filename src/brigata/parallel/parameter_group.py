@@ -126,16 +126,15 @@ class ParameterGroup:
             messages += parameter.scatter(gradient, scatter.received, to, source)
         scatter.works += post_counted(self.channel, SCATTER, messages)
 
-    def scatter_by_owner(self, wanted: Sequence[bool], product: RowsProduct) -> None:
+    def scatter_by_owner(self, chosen: Sequence[tuple[int, ShardedParameter]], product: RowsProduct) -> None:
         """Compute the gradients' rows that others own and send each the moment it is there.
 
         The own rows are computed in ``finish_slices``.
 
         Args:
-            wanted: one a parameter of the group: whether it wants a gradient.
+            chosen: weights of the group that want a gradient, each with its number for ``product``.
             product: computes rows of a gradient.
         """
-        chosen = [(n, parameter) for n, parameter in enumerate(self.parameters) if wanted[n]]
         scatters = []
         for _, parameter in chosen:
             held = parameter.take_gradient()

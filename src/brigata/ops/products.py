@@ -1,0 +1,25 @@
+"""Matrix products of 16-bit numbers, computed in fp32 where a processor has no fast 16-bit ones."""
+
+import torch
+from torch import Tensor
+
+
+def slow_in_16_bits(x: Tensor) -> bool:
+    """Whether products of ``x``'s dtype are slower on its device than fp32 ones: bf16, AVX2 or older."""
+    narrow = x.dtype in (torch.bfloat16, torch.float16)
+    return narrow and x.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a (m, k) @ b (k, n) -> (m, n) in ``dtype``, added up in fp32 or better."""
+    return (a.float() @ b.float()).to(dtype) if slow_in_16_bits(a) else (a @ b).to(dtype)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total (m, n) += a (m, k) @ b (k, n), in place; ``total`` may be wider than a and b."""
+    if total.dtype == a.dtype and not slow_in_16_bits(a):
+        total.addmm_(a, b)
+    elif total.dtype == torch.float32 and slow_in_16_bits(a):
+        total.addmm_(a.float(), b.float())
+    else:
+        total.add_(product(a, b, total.dtype))
