@@ -32,9 +32,9 @@ class RopeScaling(Section):
     """``yarn``: turns below which a frequency is stretched whole."""
     attention_factor: float | None = Field(default=None, gt=0)
     """``yarn`` and ``longrope``: factor on cosines and sines. Default: the paper's, from ``factor``."""
-    short_factor: tuple[float, ...] | None = None
+    short_factor: tuple[float, ...] | None = Field(default=None, strict=False)
     """``longrope``: divisor of each frequency up to the original length, head_dim / 2 of them."""
-    long_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = Field(default=None, strict=False)
     """``longrope``: the same beyond it."""
 
     @model_validator(mode="after")

@@ -1,10 +1,11 @@
 """Grouped-query attention as a unit's block."""
 
+import torch
 from torch import Tensor, nn
 
 from brigata.describe.model import ModelSpec
 from brigata.model.parts import Projection, Projections, RMSNorm
-from brigata.model.sequences import Sequences
+from brigata.model.sequences import Cache, Sequences
 from brigata.ops.attention import causal_attention
 from brigata.ops.rotary import rotate
 
@@ -14,6 +15,10 @@ class AttentionMix(nn.Module):
 
     q (tokens, heads * head_dim), k and v (tokens, kv_heads * head_dim) -> (tokens, heads * head_dim). The
     number of heads follows from the widths, so that a share of the heads needs no other code.
+
+    While decoding, ``sequences.cache.states[unit]`` is (k, v), each (count, seen, kv_heads, head_dim), keys
+    after rotary embedding; a windowed unit keeps the last ``window - 1`` tokens only. No gradient flows into
+    cached tokens.
     """
 
     def __init__(self, spec: ModelSpec, window: int | None, unit: int) -> None:
@@ -33,7 +38,19 @@ class AttentionMix(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if sequences.cos is not None and sequences.sin is not None:
             q, k = (rotate(x, sequences.cos, sequences.sin) for x in (q, k))
-        return causal_attention(q, k, v).reshape(sequences.count * sequences.length, -1)
+        if sequences.cache is not None:
+            k, v = self._remember(k, v, sequences.cache)
+        blocks = sequences.query_blocks(self.window, q)
+        mixed = causal_attention(q, k, v, blocks, self.scale, self.softcap)
+        return mixed.reshape(sequences.count * sequences.length, -1)
+
+    def _remember(self, k: Tensor, v: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+        """Cached and new keys and values side by side; the cache keeps what later tokens will see."""
+        if self.unit in cache.states:
+            k, v = (torch.cat([old, x], 1) for old, x in zip(cache.states[self.unit], (k, v), strict=True))
+        keep = slice(None) if self.window is None else slice(max(0, k.shape[1] - self.window + 1), None)
+        cache.states[self.unit] = (k[:, keep].detach(), v[:, keep].detach())
+        return k, v
 
 
 class Attention(nn.Module):

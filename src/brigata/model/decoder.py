@@ -8,6 +8,7 @@ from brigata.model.experts import BalanceLoss
 from brigata.model.parts import Embedding, HeadLoss, LearnedPositions, build_norm
 from brigata.model.sequences import Cache, Sequences
 from brigata.model.unit import Unit
+from brigata.ops.documents import check_documents, document_starts
 from brigata.ops.loss import IGNORED
 from brigata.ops.rotary import rotary_tables
 
@@ -52,14 +53,7 @@ class Decoder(nn.Module):
             cache: for decoding: ``tokens`` follow those it holds, and theirs are added to it.
         """
         sequences = self.sequences(tokens, documents, cache)
-        h = self.embed(tokens.reshape(-1))
-        if self.spec.positions == "learned":
-            h = self.positions(h, sequences.positions.expand(tokens.shape).reshape(-1))
-        for unit in self.units:
-            h = unit(h, sequences)
-        if cache is not None:
-            cache.length += tokens.shape[1]
-        h = self.norm(h)
+        h = self.hidden(tokens, sequences)
         if targets is None:
             return self.head_loss(h)
         loss = self.head_loss(h, targets.reshape(-1))
@@ -67,16 +61,58 @@ class Decoder(nn.Module):
             loss = loss + self.balance_loss(sequences.routing) * (targets != IGNORED).sum()
         return loss
 
+    def hidden(self, tokens: Tensor, sequences: Sequences) -> Tensor:
+        """What the head reads: the normed residual stream after the last unit, (tokens, hidden)."""
+        h = self.embed(tokens.reshape(-1))
+        if self.spec.positions == "learned":
+            h = self.positions(h, sequences.positions.expand(tokens.shape).reshape(-1))
+        for unit in self.units:
+            h = unit(h, sequences)
+        if sequences.cache is not None:
+            sequences.cache.length += sequences.length
+        return self.norm(h)
+
+    def next_logits(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Logits of the token that follows each sequence, (sequences, vocab); ``tokens`` join the cache."""
+        count, length = tokens.shape
+        h = self.hidden(tokens, self.sequences(tokens, None, cache))
+        return self.head_loss(h.view(count, length, -1)[:, -1])
+
     def sequences(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> Sequences:
-        """The shape of ``tokens``, their positions and the rotary tables of these."""
+        """The shape of ``tokens``, their positions and the rotary tables of these.
+
+        Raises:
+            ValueError: documents do not fit the tokens or come with a cache; positions exceed a learned table.
+        """
         count, length = tokens.shape
         start = 0 if cache is None else cache.length
         positions = torch.arange(start, start + length, device=tokens.device)
+        if documents is not None:
+            if cache is not None:
+                raise ValueError(
+                    "documents and a cache were given; decode one document at a time, without numbers"
+                )
+            check_documents(documents, tokens.shape)
+            positions = positions - document_starts(documents)
+        self._check_positions(positions, start + length)
         cos = sin = None
         if self.spec.positions == "rope" and self.spec.has_attention:
             like = torch.empty(0, dtype=self.dtype, device=tokens.device)
-            cos, sin = rotary_tables(length, self.spec.head_dim, self.spec.rope_theta, like)
+            dim = self.spec.rotary_dim or self.spec.head_dim
+            cos, sin = rotary_tables(positions, dim, self.spec.rope_theta, like, self.spec.rope_scaling)
         return Sequences(count, length, positions, cos, sin, documents, cache)
+
+    def _check_positions(self, positions: Tensor, reach: int) -> None:
+        """Refuse positions beyond a learned table; ``reach``: the last one + 1 if all were one document."""
+        rows = self.spec.max_positions
+        if self.spec.positions != "learned" or rows is None or reach <= rows:
+            return
+        longest = int(positions.max()) + 1
+        if longest > rows:
+            raise ValueError(
+                f"a text of {longest} tokens goes beyond the learned table of model.max_positions = {rows}; "
+                f"use {rows} tokens or fewer"
+            )
 
 
 def build_decoder(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Decoder:

@@ -1,18 +1,15 @@
 """The dense feed-forward as a unit's block."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from brigata.describe.model import ModelSpec
 from brigata.model.parts import Projection, Projections
 from brigata.model.sequences import Sequences
+from brigata.ops.activation import activate
 
 
 class Activate(nn.Module):
-    """gate and up (tokens, ffn), or up alone -> (tokens, ffn), elementwise.
-
-    Sources: Shazeer, arXiv 2002.05202 (swiglu, geglu); So et al., arXiv 2109.08668 (squared ReLU).
-    """
+    """gate and up (tokens, ffn), or up alone -> (tokens, ffn), elementwise. ``kind``: as ``ModelSpec.mlp``."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -20,16 +17,7 @@ class Activate(nn.Module):
 
     def forward(self, *x: Tensor) -> Tensor:
         """Apply the activation of this kind."""
-        match self.kind:
-            case "swiglu":
-                return F.silu(x[0]) * x[1]
-            case "geglu_tanh":
-                return F.gelu(x[0], approximate="tanh") * x[1]
-            case "gelu_tanh":
-                return F.gelu(x[0], approximate="tanh")
-            case "relu2":
-                return F.relu(x[0]).square()
-        raise AssertionError(f"no activation {self.kind!r}")
+        return activate(self.kind, *x)
 
 
 class MLP(nn.Module):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from brigata.describe.model import ModelSpec
-from brigata.ops.loss import cross_entropy_sum
+from brigata.ops.linear_cross_entropy import linear_cross_entropy_sum
 from brigata.ops.norm import layer_norm, rms_norm
 
 
@@ -120,20 +120,23 @@ class LearnedPositions(nn.Module):
 class HeadLoss(nn.Module):
     """The vocabulary projection and the loss on it. ``weight`` is (vocab, hidden).
 
-    h (tokens, hidden), targets (tokens,) -> the sum of the tokens' losses (nats), a scalar;
-    without targets -> logits (tokens, vocab). Logits are scaled by ``multiplier``, then squashed by
+    h (tokens, hidden), targets (tokens,) -> the sum of the tokens' losses (nats), a scalar in fp32 or better,
+    a chunk of tokens at a time; without targets -> logits (tokens, vocab). Logits are scaled by ``multiplier``, then squashed by
     ``softcap``.
     """
 
-    def __init__(self, vocab: int, hidden: int, multiplier: float = 1.0, softcap: float | None = None) -> None:
+    def __init__(
+        self, vocab: int, hidden: int, multiplier: float = 1.0, softcap: float | None = None
+    ) -> None:
         super().__init__()
         self.multiplier, self.softcap = multiplier, softcap
         self.weight = nn.Parameter(torch.empty(vocab, hidden))
 
     def forward(self, h: Tensor, targets: Tensor | None = None) -> Tensor:
         """Loss where targets are given, else logits."""
-        logits = self.finish(F.linear(h, self.weight.to(h.dtype)))
-        return logits if targets is None else cross_entropy_sum(logits, targets)
+        if targets is not None:
+            return linear_cross_entropy_sum(h, self.weight, targets, self.multiplier, self.softcap)
+        return self.finish(F.linear(h, self.weight.to(h.dtype)))
 
     def finish(self, logits: Tensor) -> Tensor:
         """Scale and squash the product's result."""

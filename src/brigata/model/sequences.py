@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+
+from brigata.ops.visibility import QueryBlock, query_blocks
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Sequences:
             Tokens mix within their document only.
         cache: None in training. Then the tokens follow those in the cache, and units add theirs to it.
         routing: what the routers of this forward pass did, in order; routers append, the decoder reads.
+        blocks: who sees whom, made once a forward pass and kept by window and dtype.
     """
 
     count: int
@@ -43,6 +47,21 @@ class Sequences:
     documents: Tensor | None = None
     cache: Cache | None = None
     routing: list["RouterLoad"] = field(default_factory=list)
+    blocks: dict[tuple[int | None, torch.dtype], tuple[QueryBlock, ...]] = field(default_factory=dict)
+
+    def query_blocks(self, window: int | None, like: Tensor) -> tuple[QueryBlock, ...]:
+        """Which keys the new tokens see, those of an attention unit's cache first.
+
+        Args:
+            window: tokens that a position sees, itself included; None: all earlier ones.
+            like: masks get its dtype and device.
+        """
+        key = window, like.dtype
+        if key not in self.blocks:
+            seen = 0 if self.cache is None else self.cache.length
+            kept = seen if window is None else min(seen, window - 1)
+            self.blocks[key] = query_blocks(self.length, kept, window, self.documents, like)
+        return self.blocks[key]
 
 
 @dataclass(frozen=True)

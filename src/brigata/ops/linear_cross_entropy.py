@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from brigata.ops.loss import IGNORED
 from brigata.ops.products import add_product, product
@@ -54,6 +55,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError(
@@ -61,7 +63,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             )
         gradients, ctx.gradients = ctx.gradients, None
         (factor,) = grads
-        dh, dw = (None if x is None else x.mul_(factor.to(x.dtype)) for x in gradients)
+        dh, dw = (None if x is None else x.mul_(factor) for x in gradients)
         return dh, dw, None, None, None, None
 
 

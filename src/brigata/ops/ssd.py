@@ -74,7 +74,7 @@ class _Scan(torch.autograd.Function):
         blocks = list(_blocks(x.shape[1], ctx.chunk, len(x)))
         for (span, size), entered in zip(reversed(blocks), reversed(states), strict=True):
             block = cut_block(x, dt, a, b, c, ctx.segments, span, size)
-            turned = dy[:, span].unflatten(1, (-1, size)).transpose(2, 3).contiguous()
+            turned = dy[:, span].unflatten(1, (-1, size)).transpose(2, 3).to(block.x.dtype).contiguous()
             given, across = state_gradients(block, turned), block.across()[..., None, None]
             dleft = torch.empty_like(entered)
             for k in reversed(range(entered.shape[1])):
@@ -87,7 +87,7 @@ class _Scan(torch.autograd.Function):
             original = x[:, span].unflatten(1, (-1, size)).transpose(2, 3)
             da += (dstep * step).sum((0, 1, 3))
             dstep = dstep * a[:, None] + (found.x.to(dt.dtype) * original).sum(-1)
-            dx[:, span] = (found.x * step.to(x.dtype)[..., None]).transpose(2, 3).flatten(1, 2)
+            dx[:, span] = (found.x * step.to(found.x.dtype)[..., None]).transpose(2, 3).flatten(1, 2)
             ddt[:, span] = dstep.transpose(2, 3).flatten(1, 2)
             db[:, span] = found.b.transpose(2, 3).flatten(1, 2)
             dc[:, span] = found.c.transpose(2, 3).flatten(1, 2)

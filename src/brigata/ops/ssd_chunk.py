@@ -1,7 +1,7 @@
 """Mamba-2's scan inside chunks: blocks of chunks as batched matrix products, forward and backward.
 
 Shapes: b sequences, c chunks of Q tokens, H heads of P channels in G groups of J = H / G, N the state. Products
-run in the dtype of x; decays, step sizes and states are fp32 or better. With X = dt * x, per chunk and head::
+run in the dtype of x, or in fp32 where that is faster; decays, step sizes and states are fp32 or better. With X = dt * x, per chunk and head::
 
     Y_i = sum over j <= i of (C_i . B_j) exp(cum_i - cum_j) X_j + exp(cum_i) C_i h
     h'  = exp(cum_Q) h + sum over j of exp(cum_Q - cum_j) X_j B_j^T
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from brigata.ops.products import slow_in_16_bits
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,13 @@ class Block:
 def cut_block(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, segments: Tensor | None, span: slice, chunk: int
 ) -> Block:
-    """Lay out the tokens of ``span``, a whole number of chunks.
+    """Lay out the tokens of ``span``, a whole number of chunks, in the dtype in which products are fastest.
 
     x (b, l, H, P), dt (b, l, H), a (H,), b and c (b, l, G, N), segments (b, l) int64 or None.
     """
+    dtype = torch.float32 if slow_in_16_bits(x) else x.dtype
     step = _chunked(dt[:, span], chunk).transpose(2, 3)
-    scaled = _chunked(x[:, span], chunk).transpose(2, 3) * step.to(x.dtype)[..., None]
+    scaled = _chunked(x[:, span], chunk).transpose(2, 3).to(dtype) * step.to(dtype)[..., None]
     cum = (step * a[:, None]).cumsum(-1)
     same = entering = leaving = None
     if segments is not None:
@@ -75,7 +78,7 @@ def cut_block(
         same = (here[..., :, None] == here[..., None, :])[:, :, None]
         entering = (here == before[..., None])[:, :, None]
         leaving = (here == here[..., -1:])[:, :, None]
-    turned = (_chunked(t[:, span], chunk).transpose(2, 3) for t in (b, c))
+    turned = (_chunked(t[:, span], chunk).transpose(2, 3).to(dtype) for t in (b, c))
     return Block(scaled, *turned, cum, same, entering, leaving)
 
 
