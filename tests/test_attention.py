@@ -128,7 +128,7 @@ def test_documents_begin_where_their_number_changes() -> None:
 
 @pytest.mark.parametrize(
     ("documents", "words"),
-    [([[0, 1, 0]], "number them in the order"), ([[0, 1]], r"\(1, 2\) and the tokens \(1, 3\)")],
+    [([[0, 1, 0]], "number them in the order of"), ([[0, 1]], r"\(1, 2\) and the tokens \(1, 3\)")],
 )
 def test_documents_that_do_not_fit_are_refused(documents: list[list[int]], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -61,7 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hybrid": {
         "pattern": "M*-ME",
         "rotary_dim": 2,
-        "mamba": MAMBA | {"norm_groups": 2, "bias": True},
+        "mamba": MAMBA | {"norm_groups": 1, "bias": True},
         "experts": EXPERTS,
     },
 }

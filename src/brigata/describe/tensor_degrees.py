@@ -26,7 +26,7 @@ def undivided(model: ModelSpec, tp: int) -> Iterator[tuple[str, int]]:
     if "M" in units and model.mamba is not None:
         even["model.mamba.heads"] = model.mamba.heads
         either["model.mamba.groups"] = model.mamba.groups
-        either["model.mamba.norm_groups"] = model.mamba.norm_groups or 1
+        either["model.mamba.norm_groups"] = model.mamba.normalised_groups
     yield from ((setting, size) for setting, size in even.items() if size % tp)
     yield from ((setting, size) for setting, size in either.items() if size % tp and tp % size)
 

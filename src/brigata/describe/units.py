@@ -131,8 +131,8 @@ class MambaSpec(Section):
     chunk: int = Field(default=256, gt=0)
     """Tokens of one chunk of the scan; changes the speed, not the result."""
     norm_groups: int | None = Field(default=None, gt=0)
-    """Groups of the inner width that the gated norm normalises apart. Default: 1, as in Mamba-2; Nemotron-H
-    has ``groups``."""
+    """Groups of the inner width that the gated norm normalises apart. Default: ``groups``, as in Mamba-2's
+    published code and models."""
     gate: Literal["before_norm", "none"] = "before_norm"
     """``before_norm``: norm(y * silu(z)), as in mamba2, bamba and nemotron_h; ``none``: y * silu(z) without
     a norm."""
@@ -148,7 +148,7 @@ class MambaSpec(Section):
                 f"model.mamba.groups = {self.groups} does not divide model.mamba.heads = {self.heads}; "
                 f"use {one_of(divisors(self.heads))}"
             )
-        if self.heads % (self.norm_groups or 1):
+        if self.heads % self.normalised_groups:
             raise ValueError(
                 f"model.mamba.norm_groups = {self.norm_groups} does not divide model.mamba.heads = "
                 f"{self.heads}; use {one_of(divisors(self.heads))}"
@@ -164,6 +164,11 @@ class MambaSpec(Section):
     def inner(self) -> int:
         """Inner width: heads * head_dim (elements)."""
         return self.heads * self.head_dim
+
+    @property
+    def normalised_groups(self) -> int:
+        """Groups of the gated norm, default filled in."""
+        return self.norm_groups or self.groups
 
 
 class Mamba1Spec(Section):

@@ -82,16 +82,14 @@ class Decoder(nn.Module):
         """The shape of ``tokens``, their positions and the rotary tables of these.
 
         Raises:
-            ValueError: documents do not fit the tokens or come with a cache; positions exceed a learned table.
+            ValueError: documents do not fit the tokens or come with a cache; a learned table is too short.
         """
         count, length = tokens.shape
         start = 0 if cache is None else cache.length
         positions = torch.arange(start, start + length, device=tokens.device)
         if documents is not None:
             if cache is not None:
-                raise ValueError(
-                    "documents and a cache were given; decode one document at a time, without numbers"
-                )
+                raise ValueError("documents and a cache were given; decode one text a sequence instead")
             check_documents(documents, tokens.shape)
             positions = positions - document_starts(documents)
         self._check_positions(positions, start + length)

@@ -61,7 +61,7 @@ class MambaMix(nn.Module):
         if mamba.gate == "none":
             self.norm: nn.Module = Gate()
         else:
-            self.norm = GatedNorm(mamba.inner, mamba.norm_groups or 1, spec.norm_eps)
+            self.norm = GatedNorm(mamba.inner, mamba.normalised_groups, spec.norm_eps)
 
     def forward(
         self, z: Tensor, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, sequences: Sequences

@@ -9,7 +9,7 @@ from brigata.ops.activation import activate
 
 
 class Activate(nn.Module):
-    """gate and up (tokens, ffn), or up alone -> (tokens, ffn), elementwise. ``kind``: as ``ModelSpec.mlp``."""
+    """gate and up (tokens, ffn), or up alone -> (tokens, ffn); ``kind`` as in ``ModelSpec.mlp``."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

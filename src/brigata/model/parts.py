@@ -77,7 +77,7 @@ class Projections(nn.Module):
 
 
 class Projection(nn.Module):
-    """x (tokens, inputs) -> (tokens, outputs). ``weight`` is (outputs, inputs), ``bias`` (outputs,) or None."""
+    """x (tokens, inputs) -> (tokens, outputs). ``weight`` (outputs, inputs), ``bias`` (outputs,) or None."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
@@ -90,7 +90,9 @@ class Projection(nn.Module):
 
 
 class Embedding(nn.Module):
-    """tokens (tokens,) int64 -> (tokens, hidden) in ``dtype``, times ``multiplier``. ``weight`` (vocab, hidden).
+    """tokens (tokens,) int64 -> (tokens, hidden) in ``dtype``, times ``multiplier``.
+
+    ``weight`` is (vocab, hidden).
 
     The multiplier is rounded to ``dtype`` first, as published models of this kind do.
     """
@@ -120,9 +122,9 @@ class LearnedPositions(nn.Module):
 class HeadLoss(nn.Module):
     """The vocabulary projection and the loss on it. ``weight`` is (vocab, hidden).
 
-    h (tokens, hidden), targets (tokens,) -> the sum of the tokens' losses (nats), a scalar in fp32 or better,
-    a chunk of tokens at a time; without targets -> logits (tokens, vocab). Logits are scaled by ``multiplier``, then squashed by
-    ``softcap``.
+    h (tokens, hidden), targets (tokens,) -> the sum of the tokens' losses (nats), a scalar in fp32 or better;
+    without targets -> logits (tokens, vocab). Logits are scaled by ``multiplier``, then squashed by
+    ``softcap``; for the loss only those of a chunk of tokens exist at a time.
     """
 
     def __init__(

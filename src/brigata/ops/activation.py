@@ -1,8 +1,8 @@
 """Activations of feed-forwards, with backwards that keep the inputs alone.
 
-By name, as in ``ModelSpec.mlp``: ``swiglu`` silu(gate) * up and ``geglu_tanh`` gelu(gate) * up (Shazeer, arXiv
-2002.05202); ``gelu_tanh`` gelu(up), by its tanh form (Hendrycks and Gimpel, arXiv 1606.08415); ``relu2``
-max(up, 0)**2 (So et al., arXiv 2109.08668).
+By name, as in ``ModelSpec.mlp``: ``swiglu`` silu(gate) * up and ``geglu_tanh`` gelu(gate) * up (Shazeer,
+arXiv 2002.05202); ``gelu_tanh`` gelu(up), by its tanh form (Hendrycks and Gimpel, arXiv 1606.08415);
+``relu2`` max(up, 0)**2 (So et al., arXiv 2109.08668).
 """
 
 from typing import Any

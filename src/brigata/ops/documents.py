@@ -29,5 +29,5 @@ def check_documents(documents: Tensor, shape: torch.Size) -> None:
         )
     if bool((documents[:, 1:] < documents[:, :-1]).any()):
         raise ValueError(
-            "documents fall from left to right within a sequence; number them in the order in which they stand"
+            "documents fall from left to right within a sequence; number them in the order of their tokens"
         )

@@ -18,7 +18,7 @@ CHUNK_ELSEWHERE = 2**27
 class _LinearCrossEntropy(torch.autograd.Function):
     """Sum over tokens of -log softmax(z)[target], z = softcap(multiplier * h @ W^T), never all of z at once.
 
-    T tokens, D wide, vocabulary V; a chunk of t tokens is finished, gradients included, before the next begins::
+    D wide, vocabulary V; a chunk of t tokens is finished, gradients included, before the next begins::
 
         forward    h (t, D), W (V, D)        -> z (t, V) -> loss
                    dz = softmax(z) - one-hot  -> dh (t, D) = dz W;  dW (V, D) += dz^T h
@@ -59,7 +59,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError(
-                "the loss's backward ran already and its gradients are gone; compute the loss anew for a second one"
+                "the loss's backward ran already, and its gradients are gone; compute the loss anew"
             )
         gradients, ctx.gradients = ctx.gradients, None
         (factor,) = grads

@@ -52,8 +52,8 @@ def _stretched_base(dim: int, theta: float, scaling: RopeScaling, length: int) -
     """The base at which the slowest pair, at ``length``, turns as linear scaling would let it."""
     if dim == 2:
         raise ValueError(
-            "model.rope_scaling.kind = 'dynamic' needs more than one pair of elements, and model.rotary_dim = 2; "
-            "use 4 or more"
+            "model.rope_scaling.kind = 'dynamic' needs more than one pair of elements, and "
+            "model.rotary_dim = 2; use 4 or more"
         )
     original = _original(scaling)
     stretch = scaling.factor * max(length, original) / original - (scaling.factor - 1)
@@ -97,8 +97,8 @@ def _longrope(dim: int, theta: float, scaling: RopeScaling, length: int, device:
     assert divisors is not None
     if len(divisors) != dim // 2:
         raise ValueError(
-            f"model.rope_scaling.{name} has {len(divisors)} numbers, and model.rotary_dim = {dim} needs {dim // 2}; "
-            "give one a pair of elements"
+            f"model.rope_scaling.{name} has {len(divisors)} numbers, and model.rotary_dim = {dim} needs "
+            f"{dim // 2}; give one a pair of elements"
         )
     return _plain(dim, theta, device) / torch.tensor(divisors, dtype=torch.float64, device=device)
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding, in the half-split convention (element i turns with element i + rotary_dim / 2)."""
+"""Rotary position embedding, half-split: element i turns with element i + rotary_dim / 2."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which keys a query sees, cut into blocks of queries so that no mask grows with the square of the sequence."""
+"""Which keys a query sees, in blocks of queries, so that no mask grows with the square of the sequence."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class QueryBlock:
     Attributes:
         queries: of the new tokens.
         keys: of cached and new tokens side by side.
-        mask: (1 or count, 1, queries, keys), 0 where a query sees a key and -inf where not; None: see ``causal``.
+        mask: (1 or count, 1, queries, keys), 0 where a query sees a key, else -inf; None: see ``causal``.
         causal: without a mask: whether query i sees the keys up to i only; else every query sees every key.
     """
 
@@ -34,8 +34,8 @@ def query_blocks(
 ) -> tuple[QueryBlock, ...]:
     """Blocks of ``new`` queries over ``seen`` cached keys followed by ``new`` own ones.
 
-    Query i is key ``seen + i``; it sees itself and what is before it, of these the last ``window`` keys only, and
-    of those its own document only.
+    Query i is key ``seen + i``; it sees itself and what is before it, of these the last ``window`` keys only,
+    and of those its own document only.
 
     Args:
         new: tokens of each sequence.
