@@ -1,5 +1,7 @@
 """Tiny random models of every Hugging Face family that Brigata reads and writes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,21 @@ TINY: dict[str, dict[str, Any]] = {
 COMMON = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
 
 
+@contextmanager
+def widened() -> Iterator[None]:
+    """`transformers` computes norms, rotary tables and scans in fp32 whatever its weights: here in fp64."""
+    names, cast = (torch.float32, torch.float), torch.Tensor.float
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(names[0])
+        torch.float32, torch.float = names
+        torch.Tensor.float = cast
+
+
 def tiny_config(family: str) -> Any:
     """The configuration of a tiny model of ``family``."""
     from transformers import AutoConfig
@@ -45,7 +62,8 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(len(family))
-    model = AutoModelForCausalLM.from_config(tiny_config(family), attn_implementation="eager").to(dtype)
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_config(tiny_config(family), **eager).to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):

@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from brigata.describe.errors import JobError, refusals_from_pydantic
 from brigata.describe.model import ModelSpec
 from brigata.describe.pattern import contract_pattern
-from brigata.model.decoder import build_decoder
+from brigata.model.decoder import Decoder, build_decoder
 from brigata.model.tensor_files import TensorFolder, TensorSource, compare_names, write_tensors
 
 SPEC_FILE = "model.toml"
@@ -114,6 +115,29 @@ def write_checkpoint(folder: Path, spec: ModelSpec, tensors: Iterable[tuple[str,
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder, tensors, **shards)  # type: ignore[arg-type]
     (folder / SPEC_FILE).write_text(spec_to_toml(spec), encoding="utf-8")
+
+
+def load_model(folder: Path, dtype: torch.dtype = torch.float32, master: torch.dtype | None = None) -> Decoder:
+    """The whole model of the checkpoint in ``folder``, on the CPU, in evaluation.
+
+    ``dtype``: of the products; ``master``: of the parameters, default ``dtype``.
+
+    Raises:
+        JobError: as for ``open_checkpoint``.
+    """
+    spec = read_spec(folder)
+    model = build_decoder(spec, dtype).to(master or dtype)
+    model.to_empty(device="cpu")
+    if spec.tie_embeddings:
+        model.head_loss.weight = model.embed.weight
+    with open_checkpoint(folder) as tensors, torch.no_grad():
+        kept = tensors.shapes()
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name in kept:
+                tensor.copy_(tensors.load(name))
+            else:
+                tensor.zero_()  # a count of the step that has not begun
+    return model.eval()
 
 
 def carry_along(source: Path, folder: Path, names: Mapping[str, str] | None = None) -> list[str]:

@@ -15,7 +15,8 @@ HARMLESS = frozenset(
     summary_proj_to_labels summary_type summary_use_proj task_specific_params time_step_floor time_step_max
     time_step_min time_step_rank torch_dtype transformers_version unk_token_id use_cache use_mamba_kernels
     z_loss_coefficient moe_shared_expert_overlap mtp_layers_block_type residual_in_fp32 reorder_and_upcast_attn
-    cache_implementation tokenizer_class n_ctx gradient_checkpointing return_dict_in_generate""".split()
+    cache_implementation tokenizer_class n_ctx gradient_checkpointing return_dict_in_generate return_dict id2label
+    label2id output_hidden_states output_attentions problem_type chunk_size_feed_forward""".split()
 )
 """Keys that change nothing of what a model computes in evaluation, or only how it is trained or stored."""
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
