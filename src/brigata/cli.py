@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from brigata.cli_convert import convert_app, generate_command
 from brigata.describe.errors import JobError
 from brigata.describe.job import Job, load_job
 from brigata.describe.parameters import count_parameters
@@ -25,6 +26,8 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 app.add_typer(bench_app, name="bench")
+app.add_typer(convert_app, name="convert")
+app.command("generate")(generate_command)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job.")]
 Overrides = Annotated[

@@ -1,5 +1,7 @@
 """What network is to be run: its shape, free of any parallelism."""
 
+import tomllib
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -17,11 +19,18 @@ SECTIONS = {"M": "mamba", "E": "experts", "m": "mamba1", "L": "mla", "S": "share
 """Letters of a pattern whose units need a section of their own."""
 
 
+SPEC_FILE = "model.toml"
+"""Name of the description in a checkpoint's folder."""
+
+
 class ModelSpec(Section):
     """A decoder-only network, one residual unit a letter of ``pattern``."""
 
     preset: str | None = None
     """Name of a public model; every other key of this section then overrides the preset's."""
+    path: str | None = None
+    """Folder of a checkpoint: its ``model.toml`` is the whole description, and training starts from its
+    weights. No other key of this section goes with it."""
     pattern: str
     """Residual units in order, one letter each: ``*`` attention, ``w`` sliding-window attention, ``-`` dense
     MLP, ``M`` Mamba-2, ``E`` experts. ``"(*-)2"`` or ``"*-*-"`` is two Transformer layers. Read as written,
@@ -104,6 +113,17 @@ class ModelSpec(Section):
     def _fill_defaults(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if data.get("path") is not None:
+            described = _described_in(str(data["path"]))
+            spec = cls.model_validate(described)
+            for key, value in data.items():
+                said = (getattr(spec, key, None), *(spec.model_dump(mode=m).get(key) for m in ("python", "json")))
+                if key != "path" and value not in said:
+                    raise ValueError(
+                        f"model.{key} = {value!r} does not go with model.path, whose {SPEC_FILE} is the whole "
+                        f"description; remove model.{key}"
+                    )
+            data = described | {"path": data["path"]}
         name = data.get("preset")
         if name is not None and name not in MODEL_PRESETS:
             raise ValueError(f"model.preset = {name!r} is not known; use {one_of(MODEL_PRESETS)}")
@@ -166,3 +186,18 @@ class ModelSpec(Section):
     def group_size(self) -> int:
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
+
+
+def _described_in(folder: str) -> dict[str, Any]:
+    """What the checkpoint in ``folder`` says of its model."""
+    path = Path(folder) / SPEC_FILE
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise ValueError(
+            f"model.path = {folder!r}: {SPEC_FILE}: {reason}; name the folder of a checkpoint "
+            "(`brigata convert import` makes one)"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"model.path = {folder!r}: {SPEC_FILE} is not valid TOML: {error}") from None

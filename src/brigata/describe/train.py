@@ -33,6 +33,11 @@ class TrainSpec(Section):
     data: str | list[str] | None = None
     """Folder or list of text files, relative to where the command runs. Default: the Python standard
     library's own source files."""
+    tokenizer: str | None = None
+    """``bytes``, or the path of a Hugging Face ``tokenizer.json``. Default: that of the checkpoint in
+    ``model.path``, if there is one, else bytes."""
+    save_weights: bool = True
+    """Leave the trained weights in the run's folder, as ``checkpoint``."""
     held_out_tokens: int = Field(default=65_536, gt=0)
     """At most so many held-out tokens (whole sequences) are scored at the end."""
     sample_tokens: int = Field(default=200, ge=0)

@@ -20,12 +20,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from brigata.describe.errors import JobError, refusals_from_pydantic
-from brigata.describe.model import ModelSpec
+from brigata.describe.model import SPEC_FILE, ModelSpec
 from brigata.describe.pattern import contract_pattern
 from brigata.model.decoder import Decoder, build_decoder
 from brigata.model.tensor_files import TensorFolder, TensorSource, compare_names, write_tensors
 
-SPEC_FILE = "model.toml"
 SOURCE_CONFIG = "huggingface.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -47,7 +46,8 @@ def spec_to_toml(spec: ModelSpec) -> str:
     """The description as TOML: pattern contracted, what equals its default left out."""
     data = spec.model_dump(exclude_defaults=True, exclude_none=True)
     data["pattern"] = contract_pattern(spec.pattern)
-    data.pop("preset", None)
+    for key in ("preset", "path"):
+        data.pop(key, None)
     sections = {key: value for key, value in data.items() if isinstance(value, dict)}
     lines = [f"{key} = {_toml(value)}" for key, value in data.items() if key not in sections]
     for name, section in sections.items():

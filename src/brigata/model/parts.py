@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from brigata.describe.model import ModelSpec
+from brigata.ops.linear import linear
 from brigata.ops.linear_cross_entropy import linear_cross_entropy_sum
 from brigata.ops.norm import layer_norm, rms_norm
 
@@ -72,8 +73,7 @@ class Projections(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Project to each output; weights and biases are cast to x's dtype."""
-        pairs = zip(self.weights(), self.biases(), strict=True)
-        return tuple(F.linear(x, w.to(x.dtype), None if b is None else b.to(x.dtype)) for w, b in pairs)
+        return tuple(linear(x, w, b) for w, b in zip(self.weights(), self.biases(), strict=True))
 
 
 class Projection(nn.Module):
@@ -86,7 +86,7 @@ class Projection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Project; weight and bias are cast to x's dtype."""
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
@@ -138,7 +138,7 @@ class HeadLoss(nn.Module):
         """Loss where targets are given, else logits."""
         if targets is not None:
             return linear_cross_entropy_sum(h, self.weight, targets, self.multiplier, self.softcap)
-        return self.finish(F.linear(h, self.weight.to(h.dtype)))
+        return self.finish(linear(h, self.weight))
 
     def finish(self, logits: Tensor) -> Tensor:
         """Scale and squash the product's result."""

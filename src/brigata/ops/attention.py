@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from brigata.ops.capped_attention import capped_attention
+from brigata.ops.products import slow_in_16_bits
 from brigata.ops.visibility import QueryBlock, query_blocks
 
 
@@ -72,7 +73,11 @@ def _cut(k: Tensor, v: Tensor, keys: slice) -> tuple[Tensor, Tensor]:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, block: QueryBlock, scale: float | None) -> Tensor:
+    dtype, mask = q.dtype, block.mask
+    if slow_in_16_bits(q) and q.shape[2] > 1:
+        q, k, v = q.float(), k.float(), v.float()
+        mask = None if mask is None else mask.float()
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=block.mask, is_causal=block.causal, scale=scale, enable_gqa=grouped
-    )
+        q, k, v, attn_mask=mask, is_causal=block.causal, scale=scale, enable_gqa=grouped
+    ).to(dtype)

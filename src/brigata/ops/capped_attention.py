@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from brigata.ops.products import product
 from brigata.ops.visibility import QueryBlock
 
 MOST_SCORES = 2**23
@@ -60,7 +61,7 @@ class _CappedAttention(torch.autograd.Function):
             weights.sub_(logsumexp[:, :, rows, None]).exp_()
             dout = grad[:, :, rows]
             dv[:, :, keys] += _gathered(weights.to(q.dtype), dout, v.shape[1])
-            ds = _wide(_scores(dout, v[:, :, keys])).sub_(inner[:, :, rows]).mul_(weights)
+            ds = _scores(dout, v[:, :, keys]).sub_(inner[:, :, rows]).mul_(weights)
             ds = ds.mul_(squashed.square_().neg_().add_(1)).mul_(scale).to(q.dtype)
             dq[:, :, rows] = _weighted(ds, k[:, :, keys])
             dk[:, :, keys] += _gathered(ds, q[:, :, rows], k.shape[1])
@@ -94,23 +95,23 @@ def _stacked(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor) -> Tensor:
-    """q (count, heads, rows, head_dim), k (count, kv_heads, keys, head_dim) -> (count, heads, rows, keys)."""
-    return (_stacked(q, k.shape[1]) @ k.transpose(2, 3)).view(*q.shape[:3], -1)
+    """q (count, heads, rows, width), k (count, kv_heads, keys, width) -> (count, heads, rows, keys)."""
+    scores = product(_stacked(q, k.shape[1]), k.transpose(2, 3), _wide(q[:0]).dtype)
+    return scores.view(*q.shape[:3], -1)
 
 
 def _tanh_scores(q: Tensor, k: Tensor, scale: float, cap: float) -> Tensor:
-    scores = _wide(_scores(q, k))
-    return scores.mul_(scale / cap).tanh_()
+    return _scores(q, k).mul_(scale / cap).tanh_()
 
 
 def _weighted(weights: Tensor, v: Tensor) -> Tensor:
     """weights (count, heads, rows, keys), v (count, kv_heads, keys, width) -> (count, heads, rows, width)."""
-    return (_stacked(weights, v.shape[1]) @ v).view(*weights.shape[:3], -1)
+    return product(_stacked(weights, v.shape[1]), v, v.dtype).view(*weights.shape[:3], -1)
 
 
 def _gathered(weights: Tensor, x: Tensor, kv_heads: int) -> Tensor:
     """weights (count, heads, rows, keys), x (count, heads, rows, width) -> (count, kv_heads, keys, width)."""
-    return _stacked(weights, kv_heads).transpose(2, 3) @ _stacked(x, kv_heads)
+    return product(_stacked(weights, kv_heads).transpose(2, 3), _stacked(x, kv_heads), _wide(x[:0]).dtype)
 
 
 def capped_attention(

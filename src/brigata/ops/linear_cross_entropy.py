@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from brigata.ops.loss import IGNORED
-from brigata.ops.products import add_product, product
+from brigata.ops.products import slow_in_16_bits
 
 CHUNK_ON_CPU = 2**24
 CHUNK_ELSEWHERE = 2**27
@@ -35,22 +35,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         need_h, need_weight = ctx.needs_input_grad[:2]
         wide = torch.float64 if h.dtype == torch.float64 else torch.float32
-        cast = weight.to(h.dtype)
+        work = wide if slow_in_16_bits(h) else h.dtype
+        x, cast = h.to(work), weight.to(h.dtype).to(work)
         loss = torch.zeros((), dtype=wide, device=h.device)
         dh = torch.empty_like(h) if need_h else None
-        dw = torch.zeros_like(weight, memory_format=torch.contiguous_format) if need_weight else None
+        dw = torch.zeros(weight.shape, dtype=wide, device=h.device) if need_weight else None
+        room = torch.empty(min(tokens, len(h)), len(weight), dtype=wide, device=h.device)
         for part in _spans(len(h), tokens):
-            z = product(h[part], cast.t(), wide)
+            z = _logits(x[part], cast, room)
             slope = _finish(z, multiplier, softcap, need_h or need_weight)
             loss -= _log_softmax_sum(z, targets[part])
             if dh is None and dw is None:
                 continue
-            dz = _logit_gradient(z, targets[part], multiplier, slope).to(h.dtype)
-            del z, slope
+            dz = _logit_gradient(z, targets[part], multiplier, slope).to(work)
             if dh is not None:
-                dh[part] = product(dz, cast, h.dtype)
+                dh[part] = dz @ cast
             if dw is not None:
-                add_product(dw, dz.t(), h[part])
+                dw.addmm_(dz.t(), x[part]) if dw.dtype == work else dw.add_(dz.t() @ x[part])
+        dw = None if dw is None else dw.to(weight.dtype)
         ctx.gradients = (dh, dw)
         return loss
 
@@ -69,6 +71,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _spans(total: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def _logits(x: Tensor, weight: Tensor, room: Tensor) -> Tensor:
+    """x @ weight.T in the first rows of ``room``: memory that is used again costs no page faults."""
+    z = room[: len(x)]
+    return torch.mm(x, weight.t(), out=z) if z.dtype == x.dtype else z.copy_(x @ weight.t())
 
 
 def _finish(z: Tensor, multiplier: float, softcap: float | None, need_slope: bool) -> Tensor | None:

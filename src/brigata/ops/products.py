@@ -11,15 +11,5 @@ def slow_in_16_bits(x: Tensor) -> bool:
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a (m, k) @ b (k, n) -> (m, n) in ``dtype``, added up in fp32 or better."""
+    """a (..., m, k) @ b (..., k, n) -> (..., m, n) in ``dtype``, added up in fp32 or better."""
     return (a.float() @ b.float()).to(dtype) if slow_in_16_bits(a) else (a @ b).to(dtype)
-
-
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total (m, n) += a (m, k) @ b (k, n), in place; ``total`` may be wider than a and b."""
-    if total.dtype == a.dtype and not slow_in_16_bits(a):
-        total.addmm_(a, b)
-    elif total.dtype == torch.float32 and slow_in_16_bits(a):
-        total.addmm_(a.float(), b.float())
-    else:
-        total.add_(product(a, b, total.dtype))

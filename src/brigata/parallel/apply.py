@@ -1,7 +1,9 @@
 """Builds a job's model under its layout: cut on the meta device, then filled share by share."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from brigata.describe.job import Job
 from brigata.describe.layout import Layout
 from brigata.describe.order import Order, parse_order
+from brigata.model.checkpoint import open_checkpoint
 from brigata.model.decoder import Decoder, build_decoder
 from brigata.model.initial import initial_value
 from brigata.overlap.auto import Chooser
@@ -24,7 +27,7 @@ from brigata.parallel.fsdp2 import apply_fsdp2
 from brigata.parallel.gradients import sum_replicated_gradients
 from brigata.parallel.mesh import data_axes, split_replicas
 from brigata.parallel.sharded_parameter import shard_over_data
-from brigata.parallel.sharding import fill_parameter
+from brigata.parallel.sharding import fill_tensor
 from brigata.parallel.tensor import apply_tensor_parallel
 from brigata.schedule.steps import Step
 
@@ -140,7 +143,13 @@ def build_model(
     before_step: Callable[[Step], None] | None = None,
     proven: bool = False,
 ) -> ParallelModel:
-    """The job's model with its initial values, of which each rank makes only its share."""
+    """The job's model with its initial values, or the weights of the checkpoint in ``model.path``.
+
+    Memory holds a rank's share and one whole tensor at a time.
+
+    Raises:
+        JobError: the checkpoint is not one, or not of this model.
+    """
     master, dtype = PRECISIONS[job.train.precision]
     model = build_decoder(job.model, dtype).to(master)
     parallel = parallelize(model, job.layout, mesh, before_step, proven)
@@ -148,8 +157,14 @@ def build_model(
     model.to_empty(device=device)
     if job.model.tie_embeddings:
         model.head_loss.weight = model.embed.weight
-    for name, parameter in model.named_parameters():
-        fill_parameter(parameter, initial_value(name, parameter.shape, job.model, job.train.seed, master))
-    for name, buffer in model.named_buffers():
-        buffer.copy_(initial_value(name, buffer.shape, job.model, job.train.seed, buffer.dtype))
+    with ExitStack() as stack:
+        folder = job.model.path
+        tensors = None if folder is None else stack.enter_context(open_checkpoint(Path(folder)))
+        kept = {} if tensors is None else tensors.shapes()
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensors is not None and name in kept:
+                whole = tensors.load(name)
+            else:
+                whole = initial_value(name, tensor.shape, job.model, job.train.seed, master)
+            fill_tensor(tensor, whole)
     return parallel

@@ -106,11 +106,16 @@ def shard_parameters(part: nn.Module, name: str, spec: ModelSpec, mesh: DeviceMe
     return used
 
 
-def fill_parameter(parameter: nn.Parameter, whole: Tensor) -> None:
-    """Copy ``whole`` into ``parameter``, or this rank's share of it into a DTensor's."""
-    with torch.no_grad():
-        if isinstance(parameter, DTensor):
-            share = local_shard(whole, parameter.device_mesh, parameter.placements)
-            parameter.to_local().copy_(share)
-        else:
-            parameter.copy_(whole)
+@torch.no_grad()
+def fill_tensor(tensor: Tensor, whole: Tensor) -> None:
+    """Copy ``whole`` into a parameter or buffer, or this rank's share of it into a DTensor's."""
+    if isinstance(tensor, DTensor):
+        tensor.to_local().copy_(local_shard(whole, tensor.device_mesh, tensor.placements))
+    else:
+        tensor.copy_(whole)
+
+
+@torch.no_grad()
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """All of a parameter or buffer, on every rank; every rank that holds a share takes part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()

@@ -27,10 +27,10 @@ NOT_STDLIB = frozenset(
 class Corpus:
     """Tokens to learn from and tokens to be judged by; no file is on both sides unless one had to be cut."""
 
-    train: NDArray[np.uint8]
-    """Training tokens (N,), one a byte; read-only."""
-    held_out: NDArray[np.uint8]
-    """Held-out tokens (M,), one a byte; read-only."""
+    train: NDArray[np.integer]
+    """Training tokens (N,), one a byte until a tokenizer has been at work."""
+    held_out: NDArray[np.integer]
+    """Held-out tokens (M,), likewise."""
     source: str
     """What the text is, how many files, how much (MB), for people."""
 

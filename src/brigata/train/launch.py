@@ -16,9 +16,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from brigata.describe.errors import JobError
 from brigata.describe.job import Job
+from brigata.model.checkpoint import open_checkpoint
 from brigata.parallel.mesh import device_type
 from brigata.train.corpus import load_corpus
 from brigata.train.loop import train
+from brigata.train.tokenizer import load_tokenizer
 from brigata.train.world import surrounding_world
 
 
@@ -39,6 +41,19 @@ def run_directory(job: Job, out: str | None, now: datetime) -> Path:
     return path
 
 
+def refuse_early(job: Job) -> None:
+    """Refuse data, a tokenizer or a checkpoint that does not do, before any rank starts.
+
+    Raises:
+        JobError: says which, and what would work.
+    """
+    load_corpus(job.train.data, job.workload.seq_len)
+    load_tokenizer(job)
+    if job.model.path is not None:
+        with open_checkpoint(Path(job.model.path)):
+            pass
+
+
 def launch(job: Job, out: str | None) -> Path:
     """Train ``job``; returns the run's folder when every rank is done.
 
@@ -48,7 +63,7 @@ def launch(job: Job, out: str | None) -> Path:
         KeyboardInterrupt: the user stopped it; every rank has been ended.
     """
     path = run_directory(job, out, datetime.now())
-    load_corpus(job.train.data, job.workload.seq_len)  # refuses what is too short, before any rank starts
+    refuse_early(job)
     surrounding = surrounding_world()
     if surrounding is not None:
         os.environ.update(surrounding)

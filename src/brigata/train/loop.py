@@ -25,6 +25,8 @@ from brigata.train.metrics import DATA_PARALLEL, PHASES, MetricsFile, Phases, pe
 from brigata.train.optimizer import build_optimizer, learning_rate
 from brigata.train.progress import TrainingProgress
 from brigata.train.report import write_report
+from brigata.train.saving import save_weights
+from brigata.train.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, tokenize
 from brigata.train.tracing import begin_trace, end_trace
 from brigata.train.trigram import trigram_loss
 
@@ -35,6 +37,7 @@ class _Run:
 
     job: Job
     model: ParallelModel
+    tokenizer: Tokenizer
     optimizer: torch.optim.Optimizer
     batches: Batches
     phases: Phases
@@ -47,7 +50,7 @@ class _Run:
 def train(job: Job, out: Path, device: torch.device) -> None:
     """Train ``job``'s model in the process group that is already there; rank 0 writes into ``out``.
 
-    Leaves ``metrics.jsonl``, ``summary.json`` and ``report.html``.
+    Leaves ``metrics.jsonl``, ``summary.json``, ``report.html`` and the trained weights in ``checkpoint``.
 
     Raises:
         JobError: the world does not fit the layout, or the data is too short.
@@ -55,13 +58,13 @@ def train(job: Job, out: Path, device: torch.device) -> None:
     """
     mesh = build_mesh(job)
     main = dist.get_rank() == 0
-    corpus = load_corpus(job.train.data, job.workload.seq_len)
+    tokenizer = load_tokenizer(job)
+    corpus = tokenize(load_corpus(job.train.data, job.workload.seq_len), tokenizer, job.workload.seq_len)
     model = build_model(job, mesh)
     batches = Batches(corpus.train, job.workload.seq_len, job.workload.global_batch, job.train.seed)
     optimizer = build_optimizer(job, model.parameters)
-    run = _Run(
-        job, model, optimizer, batches, Phases(device, model.evidence), device, mesh["dp"].get_local_rank()
-    )
+    phases = Phases(device, model.evidence)
+    run = _Run(job, model, tokenizer, optimizer, batches, phases, device, mesh["dp"].get_local_rank())
     metrics = MetricsFile(out / "metrics.jsonl") if main else None
     console = Console()
     with TrainingProgress(console, job.name, job.train.steps, shown=main) as progress:
@@ -79,6 +82,8 @@ def train(job: Job, out: Path, device: torch.device) -> None:
             progress.update(step, record["loss"], record["tokens_per_s"], exposed_share)
     if metrics is not None:
         metrics.close()
+    if job.train.save_weights:
+        save_weights(model, job, out / "checkpoint", writes=main)
     summary = _summarise(run, corpus)
     if main:
         (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -162,8 +167,8 @@ def _over_ranks(run: _Run, loss: Tensor, exposed_s: float, seconds: float) -> tu
     return total, exposed, step, int(max(memory))
 
 
-def _held_out_loss(run: _Run, corpus: Corpus) -> tuple[float, float]:
-    """Loss (nats a token) of the model and of a trigram table on the same held-out windows."""
+def _held_out_loss(run: _Run, corpus: Corpus) -> tuple[float, float | None]:
+    """Loss (nats a token) of the model and, for bytes, of a trigram table on the same held-out windows."""
     job = run.job
     windows = held_out_windows(corpus.held_out, job.workload.seq_len, job.train.held_out_tokens)
     share = len(windows) // job.dp
@@ -173,13 +178,15 @@ def _held_out_loss(run: _Run, corpus: Corpus) -> tuple[float, float]:
         windows = windows[: share * job.dp]
         mine, repeats = windows[run.dp_rank * share : (run.dp_rank + 1) * share], 1
     total = torch.zeros((), dtype=torch.float64, device=run.device)
+    run.model.module.eval()
     with torch.no_grad():
         for first in range(0, len(mine), job.micro_batch):
             batch = torch.from_numpy(mine[first : first + job.micro_batch]).to(run.device)
             total += run.model.module(batch[:, :-1], batch[:, 1:])
     dist.all_reduce(total)
     tokens = windows[:, 1:].size * repeats * job.layout.tp
-    return float(total) / tokens, trigram_loss(corpus.train, windows)
+    counted = trigram_loss(corpus.train, windows) if isinstance(run.tokenizer, ByteTokenizer) else None
+    return float(total) / tokens, counted
 
 
 def _sample(run: _Run) -> str:
@@ -190,9 +197,10 @@ def _sample(run: _Run) -> str:
         whole: Tensor = run.model.module(tokens.to(run.device))
         return whole
 
-    prompt = list(train.sample_prompt.encode()) or [ord("\n")]
+    encoded = run.tokenizer.encode((train.sample_prompt or "\n").encode())
+    prompt = [int(token) for token in encoded]
     tokens = generate(logits, prompt, train.sample_tokens, run.job.workload.seq_len, train.seed)
-    return bytes(token for token in tokens if token < 256).decode(errors="replace")
+    return run.tokenizer.decode(tokens)
 
 
 def _summarise(run: _Run, corpus: Corpus) -> dict[str, Any]:
@@ -210,6 +218,8 @@ def _summarise(run: _Run, corpus: Corpus) -> dict[str, Any]:
         "final_loss": run.records[-1]["loss"],
         "held_out_loss": held_out,
         "trigram_loss": trigram,
+        "tokenizer": run.tokenizer.name,
+        "token": run.tokenizer.unit,
         "median_step_time_s": step_time,
         "tokens_per_s": job.tokens_per_step / step_time,
         "exposed_comm_s": median(record["exposed_comm_s"] for record in counted),
@@ -226,9 +236,11 @@ def _summarise(run: _Run, corpus: Corpus) -> dict[str, Any]:
 
 def _print_summary(console: Console, summary: dict[str, Any], report: Path) -> None:
     ours, floor = summary["held_out_loss"], summary["trigram_loss"]
-    verdict = "below" if ours < floor else "not below"
+    beside = ""
+    if floor is not None:
+        beside = f", {'below' if ours < floor else 'not below'} a trigram table's {floor:.3f}"
     share = summary["exposed_comm_s"] / summary["median_step_time_s"]
-    console.print(f"held-out loss  {ours:.3f} nats a byte, {verdict} a trigram table's {floor:.3f}")
+    console.print(f"held-out loss  {ours:.3f} nats a {summary['token']}{beside}")
     console.print(
         f"speed          {summary['tokens_per_s']:,.0f} tokens/s, "
         f"{summary['median_step_time_s'] * 1e3:,.0f} ms a step, {share:.1%} of it exposed communication",

@@ -64,7 +64,7 @@ PAGE = """<!doctype html>
 <h1>{name}</h1>
 <p class="lead">{lead}</p>
 <div class="cards">{cards}</div>
-<section><h2>Loss</h2><p>Cross-entropy, nats a byte</p>{loss}</section>
+<section><h2>Loss</h2><p>Cross-entropy, nats a {token}</p>{loss}</section>
 <section><h2>Where a step's time went</h2><p>Each rank's median, milliseconds; communication counts only where
 nothing was computed meanwhile</p>{time}</section>
 <div class="pair">
@@ -95,6 +95,7 @@ def write_report(run_dir: Path) -> Path:
         plotly=get_plotlyjs(),
         name=escape(str(summary["name"])),
         lead=_lead(steps, summary),
+        token=escape(str(summary.get("token", "byte"))),
         cards="".join(_card(*card) for card in _key_figures(steps, summary)),
         loss=loss,
         time=time_figure(summary["time_per_rank_s"]),
@@ -164,8 +165,10 @@ def _key_figures(steps: list[dict[str, Any]], summary: dict[str, Any]) -> list[t
 
 def _against_trigram(summary: dict[str, Any]) -> str:
     held_out, trigram = summary["held_out_loss"], summary["trigram_loss"]
-    if held_out is None or trigram is None:
+    if held_out is None:
         return "not scored"
+    if trigram is None:
+        return f"a {summary.get('token', 'byte')}"
     return f"{abs(trigram - held_out):.2f} {'below' if held_out < trigram else 'above'} a trigram table"
 
 
