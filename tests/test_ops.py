@@ -7,9 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from brigata.describe.units import RopeScaling
 from brigata.ops.activation import activate
+from brigata.ops.linear import linear
 from brigata.ops.linear_cross_entropy import linear_cross_entropy_sum
 from brigata.ops.loss import IGNORED, cross_entropy_sum
 from brigata.ops.norm import layer_norm, rms_norm
@@ -228,6 +230,16 @@ def test_chunked_loss_of_nothing_is_zero_with_zero_gradients(tokens: int) -> Non
     assert weight.grad is not None and not weight.grad.any()
 
 
+@pytest.mark.parametrize(("grad", "products"), [(False, 1), (True, 3)])
+def test_chunked_loss_computes_no_product_twice_and_no_gradient_in_vain(grad: bool, products: int) -> None:
+    h, weight = random(7, 5).requires_grad_(), random(9, 5, seed=1).requires_grad_()
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(grad):
+        loss = linear_cross_entropy_sum(h, weight, TARGETS, chunk=2)
+        if grad:
+            loss.backward()
+    assert 0 < counter.get_total_flops() <= products * 2 * 7 * 9 * 5
+
+
 def test_chunked_loss_refuses_a_second_backward() -> None:
     loss = linear_cross_entropy_sum(random(7, 5).requires_grad_(), random(9, 5), TARGETS)
     loss.backward(retain_graph=True)
@@ -251,3 +263,27 @@ def test_chunked_loss_in_bf16_is_close_and_keeps_the_masters_dtype(master: torch
         assert x.grad is not None and exact.grad is not None
         assert x.grad.dtype == dtype
         assert (x.grad.double() * 70 - exact.grad).norm() < 1e-2 * exact.grad.norm()
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["own-products", "fp32-products"])
+@pytest.mark.parametrize("master", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_linear_in_bf16_is_close_and_gradients_have_their_owners_dtype(
+    tokens: int, master: torch.dtype, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brigata.ops.linear.slow_in_16_bits", lambda x: slow)
+    x, weight, bias = (random(*shape).bfloat16() for shape in ((tokens, 32), (24, 32), (24,)))
+    exact = [value.double().requires_grad_() for value in (x, weight, bias)]
+    narrow = [x.requires_grad_(), weight.to(master).requires_grad_(), bias.to(master).requires_grad_()]
+    y, expected = linear(*narrow), F.linear(*exact)
+    assert y.dtype == torch.bfloat16
+    assert (y.double() - expected).norm() < 1e-2 * expected.norm()
+    dy = random(tokens, 24, seed=3).bfloat16()
+    for value, ours, theirs in zip(
+        narrow,
+        torch.autograd.grad(y, narrow, dy),
+        torch.autograd.grad(expected, exact, dy.double()),
+        strict=True,
+    ):
+        assert ours.dtype == value.dtype
+        assert (ours.double() - theirs).norm() < 1e-2 * theirs.norm()

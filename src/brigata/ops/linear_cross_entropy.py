@@ -140,4 +140,6 @@ def linear_cross_entropy_sum(
     if chunk is None:
         room = CHUNK_ON_CPU if h.device.type == "cpu" else CHUNK_ELSEWHERE
         chunk = max(1, room // weight.shape[0])
+    if not torch.is_grad_enabled():
+        h, weight = h.detach(), weight.detach()  # a Function is not told, and would compute gradients
     return _LinearCrossEntropy.apply(h, weight, targets, multiplier, softcap, chunk)  # type: ignore[no-any-return]
