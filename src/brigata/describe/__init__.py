@@ -6,7 +6,7 @@ from brigata.describe.job import Job, load_job, parse_job
 from brigata.describe.layout import Layout
 from brigata.describe.model import ModelSpec
 from brigata.describe.order import Order, parse_order
-from brigata.describe.parameters import count_parameters
+from brigata.describe.parameters import count_active_parameters, count_parameters
 from brigata.describe.train import TrainSpec
 from brigata.describe.workload import Workload
 
@@ -19,6 +19,7 @@ __all__ = [
     "Order",
     "TrainSpec",
     "Workload",
+    "count_active_parameters",
     "count_parameters",
     "load_job",
     "parse_job",

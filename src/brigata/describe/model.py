@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from brigata.describe.errors import one_of
 from brigata.describe.pattern import ATTENTION_LETTERS, expand_pattern
-from brigata.describe.presets import MODEL_PRESETS
+from brigata.describe.presets import MODEL_PRESETS, merged
 from brigata.describe.section import Section
 from brigata.describe.units import ExpertsSpec, Mamba1Spec, MambaSpec, MLASpec, RopeScaling, SharedSpec
 
@@ -127,7 +127,7 @@ class ModelSpec(Section):
         name = data.get("preset")
         if name is not None and name not in MODEL_PRESETS:
             raise ValueError(f"model.preset = {name!r} is not known; use {one_of(MODEL_PRESETS)}")
-        filled = {**MODEL_PRESETS.get(name or "", {}), **data}
+        filled = merged(MODEL_PRESETS[name], data) if name else dict(data)
         hidden, heads = filled.get("hidden"), filled.get("heads")
         if isinstance(heads, int) and heads > 0:
             filled.setdefault("kv_heads", heads)

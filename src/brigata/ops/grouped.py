@@ -137,13 +137,11 @@ class _ExpertFeedForward(torch.autograd.Function):
         backward   dY rows @ down = d (R, F): weights get sum(d * A), A gets weight * d; A is computed again
 
     Rows of one expert are neighbours, so every product is a plain one. Sums over a token's experts run in the
-    order in which it chose them. Kept are X, not its rows, and the weights as they came, not as they are cast.
+    order in which it chose them. Kept are X, not its rows, and the weights as they came, not as cast.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, kind: str, x: Tensor, weights: Tensor, chosen: Tensor, *masters: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, kind: str, x: Tensor, weights: Tensor, chosen: Tensor, *masters: Tensor) -> Tensor:
         *ups, down = (master.to(x.dtype) for master in masters)
         order = sort_by_expert(chosen, len(down))
         scale = weights.flatten()[order.choices, None].to(x.dtype)
