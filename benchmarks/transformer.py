@@ -5,6 +5,7 @@
 
 Both take turns in one process, and ratios are taken within a repetition. Peak memory is the peak of the
 resident set above what the process held before its first step, gradients included; each in a fresh process.
+On a processor without fast 16-bit products a bf16 step of transformers takes minutes: see --repetitions.
 """
 
 import argparse

@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    tokenizer.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     return tmp_path / "tokenizer.json"
 
@@ -62,8 +62,8 @@ def test_a_corpus_in_tokens_is_shorter_and_says_so(path: Path, tmp_path: Path) -
 def test_the_jobs_tokenizer_is_used_and_must_fit(path: Path, tmp_path: Path) -> None:
     assert load_tokenizer(job(None)).unit == "byte"
     assert load_tokenizer(job("bytes")).unit == "byte"
-    assert load_tokenizer(job(str(path))).size == 300
-    with pytest.raises(JobError, match=r"has 300 tokens, and model.vocab = 256 cannot hold them"):
+    assert load_tokenizer(job(str(path))).size == 290
+    with pytest.raises(JobError, match=r"has 290 tokens, and model.vocab = 256 cannot hold them"):
         load_tokenizer(job(str(path), vocab=256))
     with pytest.raises(JobError, match=r"name a tokenizer.json"):
         load_tokenizer(job(str(tmp_path / "none.json")))

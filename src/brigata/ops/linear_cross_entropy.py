@@ -42,16 +42,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dw = torch.zeros(weight.shape, dtype=wide, device=h.device) if need_weight else None
         room = torch.empty(min(tokens, len(h)), len(weight), dtype=wide, device=h.device)
         for part in _spans(len(h), tokens):
-            z = _logits(x[part], cast, room)
-            slope = _finish(z, multiplier, softcap, need_h or need_weight)
-            loss -= _log_softmax_sum(z, targets[part])
-            if dh is None and dw is None:
-                continue
-            dz = _logit_gradient(z, targets[part], multiplier, slope).to(work)
-            if dh is not None:
-                dh[part] = dz @ cast
-            if dw is not None:
-                dw.addmm_(dz.t(), x[part]) if dw.dtype == work else dw.add_(dz.t() @ x[part])
+            near = None if dh is None else dh[part]
+            loss += _chunk(x[part], cast, targets[part], multiplier, softcap, room, near, dw)
+        del cast, room  # the narrow copy of dw takes their place
         dw = None if dw is None else dw.to(weight.dtype)
         ctx.gradients = (dh, dw)
         return loss
@@ -71,6 +64,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _spans(total: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def _chunk(
+    x: Tensor, weight: Tensor, targets: Tensor, multiplier: float, softcap: float | None, room: Tensor,
+    dh: Tensor | None, dw: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The loss of a chunk of tokens; its gradients go into ``dh`` and are added to ``dw``."""
+    z = _logits(x, weight, room)
+    need = dh is not None or dw is not None
+    slope = _finish(z, multiplier, softcap, need)
+    loss = -_log_softmax_sum(z, targets)
+    if need:
+        dz = _logit_gradient(z, targets, multiplier, slope).to(x.dtype)
+        if dh is not None:
+            dh.copy_(dz @ weight)
+        if dw is not None:
+            dw.addmm_(dz.t(), x) if dw.dtype == x.dtype else dw.add_(dz.t() @ x)
+    return loss
 
 
 def _logits(x: Tensor, weight: Tensor, room: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ def describes(family: str, spec: ModelSpec) -> bool:
     try:
         data = FAMILIES[family].write(spec) | {"model_type": family}
         _, again = describe_config(data)
-    except (JobError, AssertionError, KeyError):
+    except (JobError, AssertionError, ZeroDivisionError):
         return False
     return _computed(again) == _computed(spec)
 
