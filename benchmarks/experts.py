@@ -17,7 +17,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from figures import Finding, findings_table, judge, paired_ratio, table
+from figures import Finding, Ratio, findings_table, judge, paired_ratio, table
 
 HIDDEN, FFN, EXPERTS, TOP_K, TOKENS, THREADS = 1_024, 2_048, 8, 2, 2_048, 2
 DTYPES = ("fp32", "bf16")
@@ -148,8 +148,13 @@ def measure(dtype: str, repetitions: int) -> dict[str, Any]:
         "dtype": dtype,
         "repetitions": {side: len(times) for side, times in samples.items()},
         "milliseconds": {side: median(times) for side, times in samples.items()},
-        "ratios": {side: [ratio.median, ratio.low, ratio.high] for side, ratio in ratios.items()},
+        "ratios": {side: [ratio.median, *_interval(ratio)] for side, ratio in ratios.items()},
     }
+
+
+def _interval(ratio: Ratio) -> list[float | None]:
+    """Its ends; None where there were too few repetitions."""
+    return [ratio.low, ratio.high] if ratio.high < inf else [None, None]
 
 
 def findings(rows: list[dict[str, Any]]) -> list[Finding]:
@@ -174,7 +179,7 @@ def render(rows: list[dict[str, Any]]) -> str:
             ratio = ""
             if side in row["ratios"]:
                 middle, low, high = row["ratios"][side]
-                ratio = f"{middle:.3f}" + (f" ({low:.3f} to {high:.3f})" if high < inf else "")
+                ratio = f"{middle:.3f}" + ("" if low is None else f" ({low:.3f} to {high:.3f})")
             cells.append((row["dtype"], side, str(row["repetitions"][side]), f"{time:.0f}", ratio))
     return table(("dtype", "side", "repetitions", "ms", "ours / theirs"), cells)
 

@@ -30,7 +30,13 @@ TINY: dict[str, dict[str, Any]] = {
                    "layers_block_type": ["mamba", "attention", "moe", "mamba", "mlp"]},
 }  # fmt: skip
 """Family -> what its tiny configuration changes beside the common shape."""
-COMMON = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+COMMON = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+}
 
 
 @contextmanager

@@ -26,7 +26,9 @@ from test_families import FAMILIES
 
 
 def spec_of(family: str) -> ModelSpec:
-    return ModelSpec.model_validate({"hidden": 32, "heads": 8, "kv_heads": 4, "ffn": 48, "vocab": 256} | FAMILIES[family])
+    return ModelSpec.model_validate(
+        {"hidden": 32, "heads": 8, "kv_heads": 4, "ffn": 48, "vocab": 256} | FAMILIES[family]
+    )
 
 
 def tensors(spec: ModelSpec, seed: int = 7) -> list[tuple[str, Tensor]]:
@@ -55,7 +57,9 @@ def job(folder: Path, layout: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"dp": 2, "zero": 3}, {"tp": 2, "dp": 2, "zero": 2}], ids=str)
-def test_every_layout_starts_from_the_same_weights(pool: Pool, tmp_path: Path, layout: dict[str, Any]) -> None:
+def test_every_layout_starts_from_the_same_weights(
+    pool: Pool, tmp_path: Path, layout: dict[str, Any]
+) -> None:
     spec = spec_of("hybrid")
     write_checkpoint(tmp_path / "c", spec, tensors(spec))
     reference = pool.run(1, train_steps, job(tmp_path / "c", {}))[0]
@@ -73,7 +77,8 @@ def test_a_run_leaves_a_checkpoint_that_a_run_starts_from(tmp_path: Path) -> Non
     for i in range(30):
         (text / f"{i}.txt").write_text(f"line {i} of some text that is long enough to learn from\n" * 20)
     first = {
-        "version": 1, "model": {"pattern": "M*-", "hidden": 32, "heads": 4, "mamba": {"heads": 4, "head_dim": 16, "state": 8}},
+        "version": 1,
+        "model": {"pattern": "M*-", "hidden": 32, "heads": 4, "mamba": {"heads": 4, "state": 8}},
         "workload": {"seq_len": 32, "global_batch": 4}, "layout": {"tp": 2},
         "train": {"steps": 2, "data": str(text), "held_out_tokens": 512, "sample_tokens": 2},
     }  # fmt: skip
@@ -81,7 +86,9 @@ def test_a_run_leaves_a_checkpoint_that_a_run_starts_from(tmp_path: Path) -> Non
     second = first | {"model": {"path": str(tmp_path / "first" / "checkpoint")}, "layout": {"tp": 1}}
     second["train"] = first["train"] | {"lr": 1e-12, "steps": 1}  # type: ignore[operator]
     run(second, tmp_path / "second")
-    losses = [json.loads((tmp_path / n / "summary.json").read_text())["held_out_loss"] for n in ("first", "second")]
+    losses = [
+        json.loads((tmp_path / n / "summary.json").read_text())["held_out_loss"] for n in ("first", "second")
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -93,7 +100,9 @@ def run(data: dict[str, Any], out: Path) -> None:
     )
     script = out.with_suffix(".py")
     script.write_text(code)
-    done = subprocess.run([sys.executable, script, json.dumps(data), str(out)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, script, json.dumps(data), str(out)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -115,7 +124,9 @@ def test_paths_that_do_not_do_are_refused(tmp_path: Path, model: dict[str, Any],
     write_checkpoint(tmp_path / "c", spec, tensors(spec))
     filled = {k: str(tmp_path / "c") if v == "{folder}" else v for k, v in model.items()}
     with pytest.raises(JobError) as refusal:
-        parse_job({"version": 1, "model": filled, "workload": {"seq_len": 8, "global_batch": 1}, "layout": {}})
+        parse_job(
+            {"version": 1, "model": filled, "workload": {"seq_len": 8, "global_batch": 1}, "layout": {}}
+        )
     assert any(words in sentence for sentence in refusal.value.refusals)
 
 

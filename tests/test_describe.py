@@ -20,7 +20,7 @@ DEMO = Path(__file__).parents[1] / "jobs" / "demo.toml"
         ("layout.tp=3", "layout.tp = 3 does not divide model.heads = 8; use 1, 2, 4 or 8"),
         ("model.kv_heads=3", "model.kv_heads = 3 does not divide model.heads = 8; use 1, 2, 4 or 8"),
         ("model.heads=x", "model.heads = 'x' is refused: input should be a valid integer"),
-        ("model.pattern=*M", "[model.mamba] is missing; add that section"),
+        ("model.pattern=*M", "[model.mamba] is missing; add it"),
         ("model.pattern=*?", "model.pattern has the letter '?', which names no unit"),
         ("model.preset=gpt5", "model.preset = 'gpt5' is not known; use gpt2, gpt2-medium"),
         ("model.vocab=100", "model.vocab = 100 cannot hold the 256 tokens"),

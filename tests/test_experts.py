@@ -1,5 +1,6 @@
 """Mixture of experts: routing as published, products without drops, balance."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,15 @@ KINDS = {
     "gelu_tanh": lambda up: F.gelu(up, approximate="tanh"),
     "relu2": lambda up: F.relu(up) ** 2,
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take longer than these small products."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def weights(kind: str, experts: int = 4, ffn: int = 6, hidden: int = 5) -> list[Tensor | None]:
@@ -50,7 +60,10 @@ def test_grouped_products_are_each_tokens_experts_with_all_gradients(kind: str) 
     wanted = [x, scale, *(master for master in masters if master is not None)]
     weigh = torch.randn(11, 5, dtype=torch.float64)
     found = []
-    for y in (one_by_one(kind, x, scale, chosen, *masters), expert_feed_forward(kind, x, scale, chosen, *masters)):
+    for y in (
+        one_by_one(kind, x, scale, chosen, *masters),
+        expert_feed_forward(kind, x, scale, chosen, *masters),
+    ):
         found.append((y, *torch.autograd.grad((y * weigh).sum(), wanted)))
     for expected, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
@@ -111,7 +124,13 @@ def test_the_balancing_loss_is_smallest_when_all_experts_are_chosen_alike() -> N
 
 
 def spec(**experts: Any) -> ModelSpec:
-    data = {"pattern": "*E*E", "hidden": 16, "heads": 2, "vocab": 32, "experts": {"count": 4, "top_k": 2, "ffn": 8}}
+    data = {
+        "pattern": "*E*E",
+        "hidden": 16,
+        "heads": 2,
+        "vocab": 32,
+        "experts": {"count": 4, "top_k": 2, "ffn": 8},
+    }
     data["experts"] |= experts  # type: ignore[operator]
     return ModelSpec.model_validate(data)
 
@@ -167,7 +186,7 @@ def test_a_decoder_with_experts_learns() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert losses[-1] < losses[0] / 3
 
 

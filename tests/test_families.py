@@ -135,11 +135,11 @@ def test_a_vocabulary_that_does_not_divide_is_right(pool: Pool, tp: int, tie: bo
     ("changes", "layout", "words"),
     [
         ({"model__heads": 6, "model__kv_heads": 3, "model__head_dim": 4}, {"tp": 2}, "model.kv_heads = 3"),
-        ({"model__pattern": "M", "model__mamba": MAMBA | {"heads": 6, "groups": 3}}, {"tp": 2}, "mamba.groups = 3"),
+        ({"model__pattern": "M", "model__mamba": MAMBA | {"heads": 6, "groups": 3}}, {"tp": 2}, "groups = 3"),
         ({"model__pattern": "E", "model__experts": EXPERTS | {"ffn": 25}}, {"tp": 2}, "experts.ffn = 25"),
         ({"model__vocab": 257}, {"tp": 2, "dp": 2}, "model.vocab = 257"),
-        ({"model__pattern": "*L", "model__mla": {"kv_rank": 8, "nope_dim": 4, "rope_dim": 2, "value_dim": 4}}, {},
-         "multi-head latent attention"),
+        ({"model__pattern": "*L", "model__mla": {"kv_rank": 8, "nope_dim": 4, "rope_dim": 2, "value_dim": 4}},
+         {}, "multi-head latent attention"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_cut_is_refused(changes: dict[str, Any], layout: dict[str, Any], words: str) -> None:

@@ -17,7 +17,14 @@ from brigata.model.sequences import Cache
 from families import TINY, save_tiny, tiny_config, tiny_model, widened
 
 TOKENS = torch.randint(1, 64, (2, 24), generator=torch.Generator().manual_seed(0))
-NOT_THE_MODEL = {"transformers_version", "architectures", "head_dim", "num_experts", "num_local_experts", "dtype"}
+NOT_THE_MODEL = {
+    "transformers_version",
+    "architectures",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+    "dtype",
+}
 
 
 class Trip:
@@ -103,7 +110,9 @@ def test_decoding_token_by_token_is_the_whole_forward(trip: Trip) -> None:
     with torch.no_grad():
         whole = model(TOKENS).view(2, 24, -1)
         cache = Cache()
-        parts = [model(part, cache=cache).view(2, part.shape[1], -1) for part in TOKENS.split([9, *[1] * 15], 1)]
+        parts = [
+            model(part, cache=cache).view(2, part.shape[1], -1) for part in TOKENS.split([9, *[1] * 15], 1)
+        ]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
 
 
@@ -210,7 +219,9 @@ def test_a_model_that_no_family_describes_is_not_exported(llama: Path, tmp_path:
     path = tmp_path / "ours" / "model.toml"
     path.write_text(path.read_text() + "\nresidual_multiplier = 0.5\n".replace("\n", "", 1))
     text = path.read_text().splitlines()
-    moved = [line for line in text if line.startswith("residual")] + [x for x in text if not x.startswith("residual")]
+    moved = [line for line in text if line.startswith("residual")] + [
+        x for x in text if not x.startswith("residual")
+    ]
     path.write_text("\n".join(moved) + "\n")
     with pytest.raises(JobError, match="describe this model"):
         export_checkpoint(tmp_path / "ours", tmp_path / "back")
@@ -232,7 +243,9 @@ def test_descriptions_know_every_tensor_of_their_family() -> None:
     for family in FAMILIES:
         from brigata.model.huggingface.convert import describe_config
 
-        _, spec = describe_config({k: v for k, v in tiny_config(family).to_diff_dict().items() if k != "dtype"})
+        _, spec = describe_config(
+            {k: v for k, v in tiny_config(family).to_diff_dict().items() if k != "dtype"}
+        )
         held = {name for entry in FAMILIES[family].entries(spec) for name in entry.ours}
         assert held == tensor_shapes(spec).keys(), family
 

@@ -54,12 +54,16 @@ def test_any_text_is_spelt_or_refused_with_a_way_out(text: str) -> None:
     ],
 )
 def test_malformed_patterns_are_refused_with_a_way_out(pattern: str, words: str) -> None:
-    with pytest.raises(ValueError, match="model.pattern") as refusal:
+    with pytest.raises(ValueError, match=r"model\.pattern") as refusal:
         expand_pattern(pattern)
     assert words in str(refusal.value)
 
 
 def test_units_for_planning_are_named() -> None:
     assert planning_only("*-wME") is None
-    for letter, name in (("m", "Mamba-1"), ("L", "multi-head latent attention"), ("S", "shared attention and MLP")):
+    for letter, name in (
+        ("m", "Mamba-1"),
+        ("L", "multi-head latent attention"),
+        ("S", "shared attention and MLP"),
+    ):
         assert name in str(planning_only("*" + letter))

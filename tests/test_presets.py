@@ -48,7 +48,13 @@ def test_parameter_counts_are_those_of_transformers_or_as_published(name: str) -
 
 @pytest.mark.parametrize(
     ("name", "active_b"),
-    [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.35), ("deepseek-v3", 37.6), ("jamba1.5-mini", 12.1), ("llama3-8b", 8.03)],
+    [
+        ("mixtral-8x7b", 12.9),
+        ("qwen3-30b-a3b", 3.35),
+        ("deepseek-v3", 37.6),
+        ("jamba1.5-mini", 12.1),
+        ("llama3-8b", 8.03),
+    ],
 )
 def test_active_parameters_are_as_published(name: str, active_b: float) -> None:
     assert count_active_parameters(spec_of(name)) / 1e9 == pytest.approx(active_b, rel=0.02)
@@ -59,8 +65,9 @@ def test_shared_blocks_are_counted_as_transformers_counts_them() -> None:
 
     config = Zamba2Config(
         vocab_size=100, hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=64,
-        mamba_d_state=16, n_mamba_heads=4, mamba_headdim=16, mamba_ngroups=2, num_mem_blocks=2, adapter_rank=8,
-        layer_types=["mamba", "hybrid"] * 3, hybrid_layer_ids=[1, 3, 5], use_shared_attention_adapter=False,
+        mamba_d_state=16, n_mamba_heads=4, mamba_headdim=16, mamba_ngroups=2, num_mem_blocks=2,
+        adapter_rank=8, layer_types=["mamba", "hybrid"] * 3, hybrid_layer_ids=[1, 3, 5],
+        use_shared_attention_adapter=False,
     )  # fmt: skip
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -75,7 +82,8 @@ def test_shared_blocks_are_counted_as_transformers_counts_them() -> None:
 def test_presets_that_only_plan_say_so_by_their_letters() -> None:
     planned = {name for name in MODEL_PRESETS if set(spec_of(name).pattern) - set(RUNNING_LETTERS)}
     assert planned == {
-        "deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "kimi-k2", "jamba1.5-mini", "jamba1.5-large", "falcon-mamba-7b",
+        "deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "kimi-k2", "jamba1.5-mini", "jamba1.5-large",
+        "falcon-mamba-7b",
     }  # fmt: skip
 
 

@@ -79,7 +79,8 @@ def test_the_command_continues_a_prompt(folder: Path) -> None:
 @needs_model
 def test_twenty_steps_of_fine_tuning_lower_the_held_out_loss(folder: Path) -> None:
     job = parse_job({
-        "version": 1, "model": {"path": str(folder)}, "workload": {"seq_len": 64, "global_batch": 1}, "layout": {},
+        "version": 1, "model": {"path": str(folder)}, "layout": {},
+        "workload": {"seq_len": 64, "global_batch": 1},
         "train": {"steps": 20, "lr": 2e-4, "warmup": 2, "precision": "fp32"},
     })  # fmt: skip
     corpus = tokenize(small_corpus(), load_tokenizer(job), 64)

@@ -1,5 +1,7 @@
 """The scan in chunks is the recurrence, whatever the chunk, the documents and the length."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,9 @@ from brigata.ops.ssd import ssd_scan
 SEGMENTS = torch.tensor([[0] * 5 + [1] * 9 + [2] * 7, [0] * 8 + [3] * 13])
 
 
-def inputs(length: int = 21, heads: int = 4, groups: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def inputs(
+    length: int = 21, heads: int = 4, groups: int = 2, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
     """x, dt, a, B, C and the initial state of two sequences, all wanting gradients."""
     torch.manual_seed(length)
     x = torch.randn(2, length, heads, 3)
@@ -68,7 +72,7 @@ def test_packed_documents_are_separate_sequences() -> None:
     x, dt, a, b, c, _ = inputs()
     packed, _ = ssd_scan(x, dt, a, b, c, None, SEGMENTS, 4)
     for row, bounds in ((0, (0, 5, 14, 21)), (1, (0, 8, 21))):
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in itertools.pairwise(bounds):
             part = [t[row : row + 1, start:end] for t in (x, dt, b, c)]
             alone, _ = ssd_scan(part[0], part[1], a, *part[2:], None, None, 4)
             torch.testing.assert_close(packed[row : row + 1, start:end], alone, rtol=1e-12, atol=1e-12)
@@ -88,7 +92,9 @@ def test_a_sequence_of_131072_tokens_is_right_in_fp32() -> None:
     # the last 2,000 tokens by the recurrence, from the state before them
     early = [wide[0][:, :-2000], wide[1][:, :-2000], wide[2], wide[3][:, :-2000], wide[4][:, :-2000]]
     _, state = ssd_scan(*early, None, None, 256)
-    late, _ = recurrence(wide[0][:, -2000:], wide[1][:, -2000:], a.double(), wide[3][:, -2000:], wide[4][:, -2000:], state)
+    late, _ = recurrence(
+        wide[0][:, -2000:], wide[1][:, -2000:], a.double(), wide[3][:, -2000:], wide[4][:, -2000:], state
+    )
     torch.testing.assert_close(exact[:, -2000:], late, rtol=1e-9, atol=1e-9)
 
 

@@ -28,7 +28,9 @@ def path(tmp_path: Path) -> Path:
 def job(tokenizer: str | None, vocab: int = 320) -> object:
     model = {"pattern": "*-", "hidden": 16, "heads": 2, "vocab": vocab}
     workload = {"seq_len": 8, "global_batch": 1}
-    return parse_job({"version": 1, "model": model, "workload": workload, "layout": {}, "train": {"tokenizer": tokenizer}})
+    return parse_job(
+        {"version": 1, "model": model, "workload": workload, "layout": {}, "train": {"tokenizer": tokenizer}}
+    )
 
 
 def test_text_survives_both_ways(path: Path) -> None:

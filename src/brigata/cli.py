@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from brigata.cli_convert import convert_app, generate_command
+from brigata.cli_models import models_command
 from brigata.describe.errors import JobError
 from brigata.describe.job import Job, load_job
-from brigata.describe.parameters import count_parameters
+from brigata.describe.parameters import count_active_parameters, count_parameters
 from brigata.describe.template import job_schema, job_template
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 app.add_typer(bench_app, name="bench")
 app.add_typer(convert_app, name="convert")
 app.command("generate")(generate_command)
+app.command("models")(models_command)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job.")]
 Overrides = Annotated[
@@ -140,11 +142,12 @@ def _facts(job: Job) -> dict[str, str]:
     layout, replicas = f"tp {job.layout.tp} x dp {job.dp}", job.layout.dp_replicate
     if replicas > 1:
         layout += f": {replicas} replicas of {job.dp // replicas}"
-    parameters = count_parameters(job.model)
+    parameters, active = count_parameters(job.model), count_active_parameters(job.model)
+    routed = "" if active == parameters else f", of which a token meets {active:,}"
     return {
         "job": job.name,
         "ranks": f"{job.ranks} ({layout})",
-        "parameters": f"{parameters:,}",
+        "parameters": f"{parameters:,}{routed}",
         "a rank holds": f"about {parameters // job.layout.tp:,} of them while it computes",
         "tokens a step": f"{job.tokens_per_step:,} ({job.accumulation} x {job.micro_batch} sequences a rank)",
         "training": f"{job.train.steps} steps, {job.train.steps * job.tokens_per_step:,} tokens",

@@ -32,7 +32,9 @@ class _Bar:
 
 @convert_app.command("import")
 def import_command(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A folder with a config.json, or a .gguf file.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A folder with a config.json, or a .gguf file.")
+    ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where our checkpoint goes: a new folder.")],
 ) -> None:
     """Make a checkpoint of ours from one of Hugging Face's, or from a GGUF file.
@@ -103,4 +105,3 @@ def generate_command(
     for piece in continuation.stream(prompt, tokens, temperature, top_p, seed):
         typer.echo(piece, nl=False)
     typer.echo()
-

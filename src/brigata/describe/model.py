@@ -117,10 +117,13 @@ class ModelSpec(Section):
             described = _described_in(str(data["path"]))
             spec = cls.model_validate(described)
             for key, value in data.items():
-                said = (getattr(spec, key, None), *(spec.model_dump(mode=m).get(key) for m in ("python", "json")))
+                said = (
+                    getattr(spec, key, None),
+                    *(spec.model_dump(mode=m).get(key) for m in ("python", "json")),
+                )
                 if key != "path" and value not in said:
                     raise ValueError(
-                        f"model.{key} = {value!r} does not go with model.path, whose {SPEC_FILE} is the whole "
+                        f"model.{key} = {value!r} does not go with model.path: its {SPEC_FILE} is the whole "
                         f"description; remove model.{key}"
                     )
             data = described | {"path": data["path"]}
@@ -148,7 +151,7 @@ class ModelSpec(Section):
         for letter, section in SECTIONS.items():
             if letter in self.pattern and getattr(self, section) is None:
                 raise ValueError(
-                    f"model.pattern has the letter {letter!r} but [model.{section}] is missing; add that section"
+                    f"model.pattern has the letter {letter!r} but [model.{section}] is missing; add it"
                 )
         if self.has_attention:
             for key in ("heads", "kv_heads", "head_dim"):

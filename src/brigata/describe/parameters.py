@@ -42,7 +42,7 @@ def _experts(model: ModelSpec, experts: ExpertsSpec, routed: int) -> int:
 
 
 def _mamba1(model: ModelSpec, mamba: Mamba1Spec) -> int:
-    """Projections in, of step, B and C, of the step, and out; convolution, A and D. Source: arXiv 2312.00752."""
+    """Projections in, of step, B and C, of the step, and out; convolution, A, D. Source: arXiv 2312.00752."""
     inner, selected = mamba.inner, mamba.step_rank + 2 * mamba.state
     projections = model.hidden * 3 * inner + inner * selected + mamba.step_rank * inner + inner
     return projections + inner * (mamba.conv + 1) + inner * (mamba.state + 1) + selected * mamba.norms
@@ -106,7 +106,7 @@ def _unit(model: ModelSpec, letter: str, active: bool) -> int:
 
 
 def count_parameters(model: ModelSpec) -> int:
-    """Parameters of the whole model: units, last norm, embedding, positions, and the head unless it is tied."""
+    """Parameters of the whole model: units, last norm, embedding, positions, and a head that is not tied."""
     return _total(model, active=False)
 
 

@@ -3,7 +3,9 @@
 ::
 
     pattern   = item*
-    item      = (letter | "(" pattern ")") [number]      "(*-)32" is 32 Transformer layers, "M48" is 48 Mamba-2
+    item      = (letter | "(" pattern ")") [number]
+
+``(*-)32`` is 32 Transformer layers, ``M48`` is 48 Mamba-2 units.
 
 =======  ====================================================  ==========
 letter   residual unit                                         runs
@@ -40,6 +42,8 @@ RUNNING_LETTERS = "*w-ME"
 """Letters whose units run; the others are described for planning only."""
 ATTENTION_LETTERS = "*w"
 """Letters whose units use ``heads``, ``kv_heads`` and ``head_dim``."""
+LONGEST_GROUP = 24
+"""Units of a group that ``contract_pattern`` looks for."""
 MOST_UNITS = 10_000
 """A pattern that spells out more units is taken for a mistake."""
 
@@ -92,12 +96,31 @@ def expand_pattern(pattern: str) -> str:
 
 
 def contract_pattern(units: str) -> str:
-    """The shortest single repetition that spells ``units``: ``"*-*-*-"`` becomes ``"(*-)3"``."""
-    for length in range(1, len(units) // 2 + 1):
-        times, rest = divmod(len(units), length)
-        if not rest and units[:length] * times == units:
-            return f"{units[0]}{times}" if length == 1 else f"({units[:length]}){times}"
-    return units
+    """``units`` with repetitions written as such: ``"L-LELE"`` becomes ``"L-(LE)2"``."""
+    pieces, i = [], 0
+    while i < len(units):
+        groups = (_repetition(units, i, length) for length in range(1, LONGEST_GROUP + 1))
+        written, spelt = max(groups, key=_gain)
+        pieces.append(written)
+        i += spelt
+    return "".join(pieces)
+
+
+def _repetition(units: str, start: int, length: int) -> tuple[str, int]:
+    """The ``length`` units at ``start`` as often as they follow each other, and how many units that spells."""
+    group = units[start : start + length]
+    times = 1
+    while units.startswith(group, start + times * length):
+        times += 1
+    if times == 1 or len(group) < length:
+        return units[start], 1
+    return (f"{group}{times}" if length == 1 else f"({group}){times}"), length * times
+
+
+def _gain(repetition: tuple[str, int]) -> int:
+    """Letters that writing it so saves."""
+    written, spelt = repetition
+    return spelt - len(written)
 
 
 def planning_only(units: str) -> str | None:

@@ -64,8 +64,8 @@ def _model(job: Job) -> Iterator[str]:
     longest = model.max_positions if model.positions == "learned" else None
     if longest is not None and job.workload.seq_len > longest:
         yield (
-            f"workload.seq_len = {job.workload.seq_len} is more than the model.max_positions = {longest} that "
-            f"have a learned position; use {longest} or less"
+            f"workload.seq_len = {job.workload.seq_len} is more than model.max_positions = {longest}, the "
+            f"learned ones; use {longest} or less"
         )
 
 
@@ -77,8 +77,8 @@ def _tensor_parallel(job: Job) -> Iterator[str]:
     if job.model.vocab % tp and job.dp > 1:
         more = -(-job.model.vocab // tp) * tp
         yield (
-            f"layout.tp = {tp} does not divide model.vocab = {job.model.vocab}, which runs with layout.dp = 1 "
-            f"only; use model.vocab = {more} or layout.dp = 1"
+            f"layout.tp = {tp} does not divide model.vocab = {job.model.vocab}, and that runs with "
+            f"layout.dp = 1 only; use model.vocab = {more} or layout.dp = 1"
         )
 
 

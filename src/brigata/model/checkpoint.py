@@ -5,7 +5,7 @@
     model.toml                    the description, defaults left out
     model.safetensors, or shards  parameters and buffers by their global names
     tokenizer.json, ...           carried along from where the model came from
-    huggingface.json              the config.json that it came with, if it did: ``export`` keeps its other keys
+    huggingface.json              the config.json it came with, if any: ``export`` keeps its other keys
 """
 
 import shutil
@@ -84,7 +84,9 @@ def read_spec(folder: Path) -> ModelSpec:
     except tomllib.TOMLDecodeError as error:
         raise JobError(f"{str(path)!r} is not valid TOML: {error}") from None
     except ValidationError as error:
-        raise JobError(*(f"{str(path)!r}: {words}" for words in refusals_from_pydantic(error, ModelSpec))) from None
+        raise JobError(
+            *(f"{str(path)!r}: {words}" for words in refusals_from_pydantic(error, ModelSpec))
+        ) from None
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -107,7 +109,9 @@ def open_checkpoint(folder: Path) -> Iterator[TensorSource]:
         yield tensors
 
 
-def write_checkpoint(folder: Path, spec: ModelSpec, tensors: Iterable[tuple[str, Tensor]], **shards: int) -> None:
+def write_checkpoint(
+    folder: Path, spec: ModelSpec, tensors: Iterable[tuple[str, Tensor]], **shards: int
+) -> None:
     """Write description and weights into ``folder``, which is made.
 
     ``tensors``: every name of ``tensor_shapes``, whole, one after the other; ``shards``: ``shard_bytes``.
@@ -117,7 +121,9 @@ def write_checkpoint(folder: Path, spec: ModelSpec, tensors: Iterable[tuple[str,
     (folder / SPEC_FILE).write_text(spec_to_toml(spec), encoding="utf-8")
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32, master: torch.dtype | None = None) -> Decoder:
+def load_model(
+    folder: Path, dtype: torch.dtype = torch.float32, master: torch.dtype | None = None
+) -> Decoder:
     """The whole model of the checkpoint in ``folder``, on the CPU, in evaluation.
 
     ``dtype``: of the products; ``master``: of the parameters, default ``dtype``.

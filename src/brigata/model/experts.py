@@ -23,7 +23,7 @@ class AllTokens(nn.Module):
 
 
 class OwnTokens(nn.Module):
-    """Where tokens go back to their owners: y (tokens, hidden) -> the same. Parallelism sums and cuts here."""
+    """Where tokens go back to their owners: y (tokens, hidden) -> the same. Parallelism sums here."""
 
     def forward(self, y: Tensor) -> Tensor:
         """Nothing to do where all tokens are here."""
@@ -33,8 +33,9 @@ class OwnTokens(nn.Module):
 class Router(nn.Module):
     """x (tokens, hidden) -> weights (tokens, top_k) and chosen experts (tokens, top_k) int64.
 
-    ``weight`` is (count, hidden); buffers (with ``balance_bias``): ``balance_bias`` (count,) fp32, added to the
-    scores for the choice only, and ``load`` (count,), how often each expert was chosen since the last step.
+    ``weight`` is (count, hidden); buffers (with ``balance_bias``): ``balance_bias`` (count,) fp32, added to
+    the scores for the choice only, and ``load`` (count,), how often each expert was chosen since the last
+    step.
     """
 
     balance_bias: Tensor
@@ -99,7 +100,7 @@ class ExpertProducts(nn.Module):
 
 
 class SharedExpert(MLP):
-    """The expert every token goes to, scaled by sigmoid(x @ gate_weight.T) where ``spec`` has a shared gate."""
+    """The expert every token goes to, scaled by sigmoid(x @ gate_weight.T) where there is a shared gate."""
 
     def __init__(self, spec: ModelSpec) -> None:
         assert spec.experts is not None

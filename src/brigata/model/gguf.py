@@ -37,7 +37,11 @@ BLOCK = {
     "ffn_down.weight": "{mlp}.block.project_out.weight",
 }
 """Tensors of one layer: theirs -> ours. Source of their names: the GGUF specification of the ggml project."""
-ENDS = {"token_embd.weight": "embed.weight", "output_norm.weight": "norm.weight", "output.weight": "head_loss.weight"}
+ENDS = {
+    "token_embd.weight": "embed.weight",
+    "output_norm.weight": "norm.weight",
+    "output.weight": "head_loss.weight",
+}
 
 
 class GgufFile:
@@ -90,7 +94,9 @@ class GgufFile:
             values = self._dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             kind = tensor.tensor_type.name
-            raise JobError(f"{str(self.path)!r}: tensor {name!r} has the type {kind}, which cannot be read") from None
+            raise JobError(
+                f"{str(self.path)!r}: tensor {name!r} has the type {kind}, which cannot be read"
+            ) from None
         return torch.from_numpy(values.copy()).float().view(self.shapes()[name])
 
 
@@ -107,8 +113,8 @@ def read_gguf_spec(file: GgufFile) -> tuple[str, ModelSpec]:
     scaling = file.get(f"{name}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in file.shapes():
         raise JobError(
-            f"{str(file.path)!r} stretches its rotary frequencies in a way that GGUF does not name exactly; import "
-            "the safetensors release instead"
+            f"{str(file.path)!r} stretches its rotary frequencies in a way that GGUF does not name exactly; "
+            "import the safetensors release instead"
         )
     hidden, heads = int(file.need(f"{name}.embedding_length")), int(file.need(f"{name}.attention.head_count"))
     tensors = file.shapes()

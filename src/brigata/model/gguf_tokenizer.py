@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file as a ``tokenizer.json``: byte-level BPE, as GPT-2 and its heirs have it."""
+"""The tokenizer inside a GGUF file as a ``tokenizer.json``: byte-level BPE, as in GPT-2 and its heirs."""
 
 from typing import Any, Protocol
 
@@ -13,7 +13,12 @@ LLAMA3_WORDS = (
 """How Llama 3 cuts text before merging. Source: its tokenizer.json."""
 QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 """Qwen 2 likewise, with single digits."""
-WORDS = {"llama-bpe": LLAMA3_WORDS, "llama3": LLAMA3_WORDS, "qwen2": QWEN2_WORDS, "deepseek-r1-qwen": QWEN2_WORDS}
+WORDS = {
+    "llama-bpe": LLAMA3_WORDS,
+    "llama3": LLAMA3_WORDS,
+    "qwen2": QWEN2_WORDS,
+    "deepseek-r1-qwen": QWEN2_WORDS,
+}
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "exaone")
 PLAIN = ("gpt-2", "default", "olmo")
 
@@ -48,7 +53,9 @@ def build_tokenizer(file: Metadata) -> str:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = _cut(file.get("tokenizer.ggml.pre", "default"), way_out)
     tokenizer.decoder = decoders.ByteLevel()
-    added = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in (CONTROL, USER_DEFINED)]
+    added = [
+        (token, kind) for token, kind in zip(tokens, kinds, strict=True) if kind in (CONTROL, USER_DEFINED)
+    ]
     for token, kind in added:
         mark = AddedToken(token, special=kind == CONTROL, normalized=False)
         (tokenizer.add_special_tokens if kind == CONTROL else tokenizer.add_tokens)([mark])
@@ -66,6 +73,8 @@ def _cut(name: str, way_out: str) -> Any:
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     if name in WORDS:
         words = pre_tokenizers.Split(Regex(WORDS[name]), "isolated")
-        return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        return pre_tokenizers.Sequence(
+            [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
     known = one_of([*PLAIN, *SINGLE_DIGITS, *WORDS])
     raise JobError(f"tokenizer.ggml.pre = {name!r} is not known, only {known} are; {way_out}")

@@ -20,9 +20,9 @@ RESIDUAL_WRITERS = ("project_out.weight", "products.down")
 def initial_value(name: str, shape: torch.Size, spec: ModelSpec, seed: int, dtype: torch.dtype) -> Tensor:
     """The whole initial tensor of parameter or buffer ``name``, on the CPU.
 
-    Norms and Mamba's D begin at 1 (norms that scale by 1 + weight at 0), biases at 0; matrices are normal with
-    standard deviation 0.02; those that write to the residual stream are scaled by 1 / sqrt(units), so that its
-    variance does not grow with depth (Radford et al. 2019, GPT-2). Convolutions are uniform within
+    Norms and Mamba's D begin at 1 (norms that scale by 1 + weight at 0), biases at 0; matrices are normal
+    with standard deviation 0.02; those that write to the residual stream are scaled by 1 / sqrt(units), so
+    that its variance does not grow with depth (Radford et al. 2019, GPT-2). Convolutions are uniform within
     1 / sqrt(width).
 
     Args:

@@ -63,11 +63,12 @@ class MambaMix(nn.Module):
         else:
             self.norm = GatedNorm(mamba.inner, mamba.normalised_groups, spec.norm_eps)
 
-    def forward(
-        self, z: Tensor, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, sequences: Sequences
-    ) -> Tensor:
+    def forward(self, z: Tensor, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, sequences: Sequences) -> Tensor:
         """Mix the tokens of each sequence."""
-        heads, kept = dt.shape[1], () if sequences.cache is None else sequences.cache.states.get(self.unit, ())
+        heads, kept = (
+            dt.shape[1],
+            () if sequences.cache is None else sequences.cache.states.get(self.unit, ()),
+        )
         pieces = {"x": x, "B": b, "C": c}
         inputs, convolved = [], []
         for i, (name, piece) in enumerate(pieces.items()):

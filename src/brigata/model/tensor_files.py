@@ -74,7 +74,9 @@ class TensorFolder:
 def _files(folder: Path) -> list[str]:
     if (folder / INDEX).is_file():
         try:
-            names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(
+                set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+            )
         except (ValueError, KeyError, AttributeError) as error:
             raise JobError(f"{str(folder / INDEX)!r} is no index of safetensors files: {error}") from None
         for name in names:
@@ -85,7 +87,9 @@ def _files(folder: Path) -> list[str]:
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
-    pickles = sorted(path.name for path in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
+    pickles = sorted(path.name for path in folder.glob("*.bin")) + sorted(
+        p.name for p in folder.glob("*.pt*")
+    )
     if pickles:
         raise JobError(
             f"{str(folder)!r} has its weights in {pickles[0]!r}, a pickle, and opening one can run anything; "
@@ -144,7 +148,10 @@ def compare_names(
         JobError: one sentence a tensor, 20 at most.
     """
     wrong = [f"{what}: tensor {name!r} {list(expected[name])} is missing" for name in expected.keys() - found]
-    wrong += [f"{what}: tensor {name!r} {list(found[name])} is not part of the model" for name in found.keys() - expected]
+    wrong += [
+        f"{what}: tensor {name!r} {list(found[name])} is not part of the model"
+        for name in found.keys() - expected
+    ]
     wrong += [
         f"{what}: tensor {name!r} is {list(found[name])}, and the model's is {list(shape)}"
         for name, shape in expected.items()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def _before(segments: Tensor | None, distance: int) -> Tensor | None:
-    """Whether the token ``distance`` before is of the same segment: (b, l - distance, 1), or None: all are."""
+    """Whether the token ``distance`` before is of the same segment: (b, l - distance, 1); None: all are."""
     if segments is None:
         return None
     return (segments[:, distance:] == segments[:, :-distance])[..., None]
@@ -33,9 +33,7 @@ class _CausalConvolution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         ctx.segments = segments
         return F.silu(_convolve(x, weight, bias, segments), inplace=True)

@@ -23,8 +23,8 @@ class Routing(NamedTuple):
 def route_softmax(logits: Tensor, top_k: int, normalize: bool) -> Routing:
     """Softmax over all experts, then the ``top_k`` most probable.
 
-    logits (T, E), in fp32 or better. ``normalize``: a token's weights are scaled to sum to 1. Source: Jiang et
-    al., arXiv 2401.04088 (Mixtral).
+    logits (T, E), in fp32 or better. ``normalize``: a token's weights are scaled to sum to 1. Source: Jiang
+    et al., arXiv 2401.04088 (Mixtral).
     """
     probabilities = logits.softmax(-1)
     weights, chosen = probabilities.topk(top_k, dim=-1)

@@ -41,8 +41,8 @@ def _blocks(length: int, chunk: int, sequences: int) -> Iterator[tuple[slice, in
 class _Scan(torch.autograd.Function):
     """b sequences of l tokens, H heads of P channels, G groups, state N::
 
-        x (b, l, H, P), dt (b, l, H), a (H,), B and C (b, l, G, N), h (b, H, P, N)
-        -> y (b, l, H, P), h at the end (b, H, P, N)
+    x (b, l, H, P), dt (b, l, H), a (H,), B and C (b, l, G, N), h (b, H, P, N)
+    -> y (b, l, H, P), h at the end (b, H, P, N)
     """
 
     @staticmethod

@@ -1,7 +1,8 @@
 """Mamba-2's scan inside chunks: blocks of chunks as batched matrix products, forward and backward.
 
-Shapes: b sequences, c chunks of Q tokens, H heads of P channels in G groups of J = H / G, N the state. Products
-run in the dtype of x, or in fp32 where that is faster; decays, step sizes and states are fp32 or better. With X = dt * x, per chunk and head::
+Shapes: b sequences, c chunks of Q tokens, H heads of P channels in G groups of J = H / G, N the state.
+Products run in the dtype of x, or in fp32 where that is faster; decays, step sizes and states are fp32 or
+better. With X = dt * x, per chunk and head::
 
     Y_i = sum over j <= i of (C_i . B_j) exp(cum_i - cum_j) X_j + exp(cum_i) C_i h
     h'  = exp(cum_Q) h + sum over j of exp(cum_Q - cum_j) X_j B_j^T

@@ -107,7 +107,7 @@ def gather_tokens(x: Tensor, channel: Channel, rows: Sequence[int] | None = None
 
 
 def scatter_tokens(y: Tensor, channel: Channel, rows: Sequence[int] | None = None) -> Tensor:
-    """Sum contributions over ranks, each token at its owner: y (all tokens, width) -> (rows of this rank, width).
+    """Sum contributions over ranks: y (all tokens, width) -> (rows of this rank, width).
 
     ``rows``: tokens that each rank gets; default: as even as whole rows allow.
     """

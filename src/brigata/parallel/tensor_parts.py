@@ -116,9 +116,7 @@ class VocabularyHeadLoss(nn.Module):
 
     def forward(self, h: Tensor, targets: Tensor | None = None) -> Tensor:
         """Loss where targets are given, else logits."""
-        (logits,) = all_gather_linear(
-            h, [local(self.weight)], self.channel, keep_gathered=self.keep_gathered
-        )
+        (logits,) = all_gather_linear(h, [local(self.weight)], self.channel, keep_gathered=self.keep_gathered)
         logits = self.finish(logits)
         if targets is None:
             return self._whole(logits.detach())

@@ -18,7 +18,10 @@ def save_weights(model: ParallelModel, job: Job, folder: Path, writes: bool) -> 
     Memory holds one whole tensor beside a rank's own shares, and the shard that is being written.
     """
     kept = model.module.state_dict().keys()
-    named = [*model.module.named_parameters(), *((n, b) for n, b in model.module.named_buffers() if n in kept)]
+    named = [
+        *model.module.named_parameters(),
+        *((n, b) for n, b in model.module.named_buffers() if n in kept),
+    ]
 
     def whole() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in named:

@@ -73,7 +73,9 @@ class FileTokenizer:
         try:
             return Loaded.from_str(self.path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise JobError(f"train.tokenizer = {self.name!r}: {error.strerror}; name a tokenizer.json") from None
+            raise JobError(
+                f"train.tokenizer = {self.name!r}: {error.strerror}; name a tokenizer.json"
+            ) from None
         except Exception as error:  # the library raises nothing more precise
             raise JobError(f"train.tokenizer = {self.name!r} is no tokenizer.json: {error}") from None
 
@@ -128,7 +130,7 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer, seq_len: int) -> Corpus:
     if shortest <= seq_len:
         raise JobError(
             f"train.data has {shortest} tokens of {tokenizer.name!r} on its shorter side; workload.seq_len = "
-            f"{seq_len} needs {seq_len + 1}: name more text, or use workload.seq_len = {max(shortest - 1, 1)} or less"
+            f"{seq_len} needs {seq_len + 1}: name more text, or use workload.seq_len = {max(shortest - 1, 1)}"
         )
     counted = f"{corpus.source}, {(len(train) + len(held_out)) / 1e6:.2f} M tokens"
     return Corpus(train, held_out, counted)

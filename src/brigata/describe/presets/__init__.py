@@ -24,7 +24,11 @@ def _files() -> dict[str, dict[str, Any]]:
     for file in sorted(resources.files(__package__).iterdir(), key=lambda entry: entry.name):
         if file.name.endswith(".toml"):
             for name, table in tomllib.loads(file.read_text(encoding="utf-8")).items():
-                base = {key: value for key, value in found.get(table.get("like", ""), {}).items() if key not in FACTS}
+                base = {
+                    key: value
+                    for key, value in found.get(table.get("like", ""), {}).items()
+                    if key not in FACTS
+                }
                 assert name not in found, name
                 found[name] = merged(base, table)
     return found
@@ -35,7 +39,9 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        result[key] = (
+            merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
     return result
 
 

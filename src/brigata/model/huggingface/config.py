@@ -8,16 +8,22 @@ from brigata.describe.errors import JobError, one_of
 from brigata.describe.model import ModelSpec
 
 HARMLESS = frozenset(
-    """_name_or_path architectures attention_dropout attn_pdrop auto_map bos_token_id dtype embd_pdrop
-    eos_token_id hidden_dropout initializer_range keys_to_ignore_at_inference mamba_ssm_cache_dtype model_type
-    num_logits_to_keep output_router_logits pad_token_id pretraining_tp rescale_prenorm_residual resid_pdrop
-    residual_dropout router_jitter_noise sep_token_id summary_activation summary_first_dropout
-    summary_proj_to_labels summary_type summary_use_proj task_specific_params time_step_floor time_step_max
-    time_step_min time_step_rank torch_dtype transformers_version unk_token_id use_cache use_mamba_kernels
-    z_loss_coefficient moe_shared_expert_overlap mtp_layers_block_type residual_in_fp32 reorder_and_upcast_attn
-    cache_implementation tokenizer_class n_ctx gradient_checkpointing return_dict_in_generate return_dict id2label
-    label2id output_hidden_states output_attentions problem_type chunk_size_feed_forward""".split()
-)
+    [
+        "_name_or_path", "architectures", "attention_dropout", "attn_pdrop", "auto_map", "bos_token_id",
+        "cache_implementation", "chunk_size_feed_forward", "dtype", "embd_pdrop", "eos_token_id",
+        "gradient_checkpointing", "hidden_dropout", "id2label", "initializer_range",
+        "keys_to_ignore_at_inference", "label2id", "mamba_ssm_cache_dtype", "model_type",
+        "moe_shared_expert_overlap", "mtp_layers_block_type", "n_ctx", "num_logits_to_keep",
+        "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+        "pretraining_tp", "problem_type", "reorder_and_upcast_attn", "rescale_prenorm_residual",
+        "resid_pdrop", "residual_dropout", "residual_in_fp32", "return_dict", "return_dict_in_generate",
+        "router_jitter_noise", "sep_token_id", "summary_activation", "summary_first_dropout",
+        "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+        "time_step_floor", "time_step_max", "time_step_min", "time_step_rank", "tokenizer_class",
+        "torch_dtype", "transformers_version", "unk_token_id", "use_cache", "use_mamba_kernels",
+        "z_loss_coefficient",
+    ]
+)  # fmt: skip
 """Keys that change nothing of what a model computes in evaluation, or only how it is trained or stored."""
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 """Activations of gated feed-forwards."""
@@ -56,7 +62,7 @@ class Config:
         value = self.get(key, values[0])
         if value not in values:
             raise JobError(
-                f"config.json: {key} = {value!r} is not supported for {self.family!r}; only {one_of(values)} is"
+                f"config.json: {key} = {value!r} is not supported for {self.family!r}; use {one_of(values)}"
             )
 
     def gated_activation(self, key: str = "hidden_act") -> str:
@@ -104,18 +110,22 @@ def read_rope(config: Config) -> dict[str, Any]:
         return found
     names = {
         "factor": "factor", "original_max_position_embeddings": "original_length",
-        "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor", "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow", "attention_factor": "attention_factor", "short_factor": "short_factor",
-        "long_factor": "long_factor",
+        "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor",
+        "beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attention_factor",
+        "short_factor": "short_factor", "long_factor": "long_factor",
     }  # fmt: skip
     if kind not in ("linear", "dynamic", "llama3", "yarn", "longrope"):
-        raise JobError(f"config.json: rope_type = {kind!r} is not known; linear, dynamic, llama3, yarn or longrope is")
+        raise JobError(
+            f"config.json: rope_type = {kind!r} is not known; linear, dynamic, llama3, yarn or longrope is"
+        )
     result: dict[str, Any] = {"kind": kind}
     for key, value in scaling.items():
         if value is None or (key == "truncate" and value is True):
             continue
         if key not in names:
-            raise JobError(f"config.json: {key} = {value!r} of rope_type = {kind!r} is not supported; remove it")
+            raise JobError(
+                f"config.json: {key} = {value!r} of rope_type = {kind!r} is not supported; remove it"
+            )
         whole = key == "original_max_position_embeddings"
         result[names[key]] = value if isinstance(value, list) else int(value) if whole else float(value)
     positions = config.get("max_position_embeddings")

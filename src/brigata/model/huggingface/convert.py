@@ -66,7 +66,9 @@ def describe_config(data: dict[str, Any]) -> tuple[str, ModelSpec]:
     try:
         return family, ModelSpec.model_validate(found)
     except ValidationError as error:
-        raise JobError(*(f"config.json: {words}" for words in refusals_from_pydantic(error, ModelSpec))) from None
+        raise JobError(
+            *(f"config.json: {words}" for words in refusals_from_pydantic(error, ModelSpec))
+        ) from None
 
 
 def import_checkpoint(source: Path, folder: Path, progress: Progress | None = None) -> ModelSpec:
@@ -103,7 +105,11 @@ def import_checkpoint(source: Path, folder: Path, progress: Progress | None = No
 def _may_be_left(name: str, spec: ModelSpec) -> bool:
     """Tensors that some files hold beside the model: a tied head, tables that follow from the shape."""
     tied = spec.tie_embeddings and name == "lm_head.weight"
-    return tied or name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")) or name.startswith("mtp.")
+    return (
+        tied
+        or name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"))
+        or name.startswith("mtp.")
+    )
 
 
 def export_checkpoint(
@@ -148,7 +154,13 @@ def export_checkpoint(
     kept = original if original.get("model_type") == family else {}
     head = {"model_type": family, "architectures": [FAMILIES[family].architecture], "dtype": dtype}
     config = {**kept, **FAMILIES[family].write(spec), **head}
-    for older in ("rope_theta", "rope_scaling", "partial_rotary_factor", "torch_dtype", "hybrid_override_pattern"):
+    for older in (
+        "rope_theta",
+        "rope_scaling",
+        "partial_rotary_factor",
+        "torch_dtype",
+        "hybrid_override_pattern",
+    ):
         config.pop(older, None)
     (target / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     carry_along(folder, target)
@@ -173,7 +185,9 @@ def _family_for(spec: ModelSpec, wanted: str | None) -> str:
         raise JobError(f"--family {wanted!r} is not known; use {one_of(FAMILIES)}")
     fitting = [name for name in ([wanted] if wanted else FAMILIES) if describes(name, spec)]
     if not fitting:
-        what = f"--family {wanted!r} cannot" if wanted else "no family of Hugging Face's that is known here can"
+        what = (
+            f"--family {wanted!r} cannot" if wanted else "no family of Hugging Face's that is known here can"
+        )
         raise JobError(f"{what} describe this model; its checkpoint can be used here as it is")
     return fitting[0]
 

@@ -16,6 +16,13 @@ BLOCK_TYPES = {
 """Nemotron-H's names of its blocks, old and new."""
 
 
+NEMOTRON_UNUSED = (
+    "rope_theta", "rope_parameters", "partial_rotary_factor", "rms_norm_eps", "norm_eps", "num_hidden_layers",
+    "expand", "attention_head_dim", "mtp_hybrid_override_pattern", "mamba_proj_bias",
+)  # fmt: skip
+"""Keys of Nemotron-H's configuration that its code does not use, or that say what another key says."""
+
+
 def _step_limits(config: Config) -> dict[str, Any]:
     low, high = config.get("time_step_limit", (0.0, "inf"))
     return {"step_min": float(low), "step_max": config.limit(high)}
@@ -33,9 +40,7 @@ def read_mamba2(config: Config) -> dict[str, Any]:
     hidden, expand = config.need("hidden_size"), config.get("expand", 2)
     heads, width = config.need("num_heads"), config.get("head_dim", 64)
     if heads * width != hidden * expand:
-        raise JobError(
-            f"config.json: num_heads * head_dim = {heads * width} is not expand * hidden_size = {hidden * expand}"
-        )
+        raise JobError(f"config.json: num_heads * head_dim = {heads * width} is not expand * hidden_size")
     for unused in ("intermediate_size", "num_attention_heads"):
         config.get(unused)
     mamba = {
@@ -169,14 +174,15 @@ def read_nemotron_h(config: Config) -> dict[str, Any]:
     config.only("moe_latent_size", None)
     config.only("num_nextn_predict_layers", 0)
     config.only("sliding_window", None)
-    for unused in ("rope_theta", "partial_rotary_factor", "rms_norm_eps", "num_hidden_layers", "expand", "norm_eps",
-                   "attention_head_dim", "mtp_hybrid_override_pattern", "rope_parameters", "mamba_proj_bias"):  # fmt: skip
+    for unused in NEMOTRON_UNUSED:
         config.get(unused)
     older = config.get("hybrid_override_pattern")
     types = config.get("layers_block_type") or config.get("layer_types")
     pattern = older if types is None else "".join(BLOCK_TYPES.get(kind, "?") for kind in types)
     if not pattern or set(pattern) - set("M*E-"):
-        raise JobError(f"config.json: layers_block_type = {types or older!r} is not supported; only {BLOCK_TYPES} are")
+        raise JobError(
+            f"config.json: layers_block_type = {types or older!r} is not supported; only {BLOCK_TYPES} are"
+        )
     hidden, heads = config.need("hidden_size"), config.need("num_attention_heads")
     bias, groups = config.get("attention_bias", False), config.get("n_groups", 8)
     shape = {
@@ -211,7 +217,8 @@ def read_nemotron_h(config: Config) -> dict[str, Any]:
         "count": config.get("n_routed_experts", 8),
         "top_k": config.get("num_experts_per_tok", 2),
         "ffn": config.get("moe_intermediate_size", shape["ffn"]),
-        "shared_ffn": config.get("moe_shared_expert_intermediate_size", 0) * bool(config.get("n_shared_experts", 1)),
+        "shared_ffn": config.get("moe_shared_expert_intermediate_size", 0)
+        * bool(config.get("n_shared_experts", 1)),
         "router": "sigmoid",
         "normalize": config.get("norm_topk_prob", True),
         "scale": float(config.get("routed_scaling_factor", 1.0)),

@@ -148,7 +148,9 @@ def read_gemma2(config: Config) -> dict[str, Any]:
     config.only("hidden_act", "gelu_pytorch_tanh")
     shape = read_shape(config) | windows(config, layers)
     return shape | {
-        "mlp": config.gated_activation("hidden_activation") if "hidden_activation" in config.data else "geglu_tanh",
+        "mlp": config.gated_activation("hidden_activation")
+        if "hidden_activation" in config.data
+        else "geglu_tanh",
         "tie_embeddings": config.get("tie_word_embeddings", True),
         "norm_from_one": True,
         "norm_place": "both",
