@@ -17,6 +17,10 @@ DEMO = Path(__file__).parents[1] / "jobs" / "demo.toml"
     [
         ("layout.tpp=2", "layout.tpp is not a setting; did you mean layout.tp?"),
         ("nonsense=1", "nonsense is not a setting; known here: cluster, layout"),
+        ("model.experts.topk=1", "model.experts.topk is not a setting; did you mean model.experts.top_k?"),
+        ("model.mamba={heads = 4, foo = 2}", "model.mamba.foo is not a setting; known here: bias, chunk"),
+        ("model.rope_scaling={kind = 'yarn'}", "model.rope_scaling.original_length is missing"),
+        ("model.experts={count = 4, top_k = 9, ffn = 8}", "use 4 or less"),
         ("layout.tp=3", "layout.tp = 3 does not divide model.heads = 8; use 1, 2, 4 or 8"),
         ("model.kv_heads=3", "model.kv_heads = 3 does not divide model.heads = 8; use 1, 2, 4 or 8"),
         ("model.heads=x", "model.heads = 'x' is refused: input should be a valid integer"),

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config, MixtralConfig, NemotronHConfig, Qwen3MoeConfig
+from transformers import DeepseekV3Config, MixtralConfig, NemotronHConfig, Qwen2MoeConfig, Qwen3MoeConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from brigata.describe import ModelSpec
@@ -39,6 +40,15 @@ def mixtral() -> tuple[Any, dict[str, Any], str]:
     return MixtralSparseMoeBlock(config), {"top_k": 2}, "swiglu"
 
 
+def qwen2_moe() -> tuple[Any, dict[str, Any], str]:
+    config = Qwen2MoeConfig(
+        hidden_size=HIDDEN, moe_intermediate_size=FFN, shared_expert_intermediate_size=7, num_experts=COUNT,
+        num_experts_per_tok=2, norm_topk_prob=False,
+    )  # fmt: skip
+    said = {"top_k": 2, "normalize": False, "shared_ffn": 7, "shared_gate": True}
+    return Qwen2MoeSparseMoeBlock(config), said, "swiglu"
+
+
 def qwen3_moe(normalize: bool) -> tuple[Any, dict[str, Any], str]:
     config = Qwen3MoeConfig(
         hidden_size=HIDDEN, moe_intermediate_size=FFN, num_experts=COUNT, num_experts_per_tok=3,
@@ -65,6 +75,7 @@ def nemotron_h() -> tuple[Any, dict[str, Any], str]:
 SIGMOID = {"router": "sigmoid", "groups": 4, "top_groups": 2, "scale": 2.5, "balance_bias": True}
 FAMILIES = {
     "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
     "qwen3_moe": lambda: qwen3_moe(True),
     "qwen3_moe-unnormalised": lambda: qwen3_moe(False),
     "deepseek_v3": deepseek,
@@ -84,11 +95,13 @@ def pairs(theirs: Any, ours: Experts) -> list[tuple[Tensor, Tensor]]:
             (experts.gate_up_proj[:, FFN:], products.up),
         ]
     if ours.shared is not None:
-        named = ours.shared.project_in.named_children()
-        found += [
-            (getattr(theirs.shared_experts, f"{name}_proj").weight, part.weight) for name, part in named
-        ]
-        found += [(theirs.shared_experts.down_proj.weight, ours.shared.project_out.weight)]
+        gate = ours.shared.gate_weight
+        if gate is not None:
+            found += [(theirs.shared_expert_gate.weight, gate)]
+        shared = theirs.shared_experts if gate is None else theirs.shared_expert
+        for name, part in ours.shared.project_in.named_children():
+            found += [(getattr(shared, f"{name}_proj").weight, part.weight)]
+        found += [(shared.down_proj.weight, ours.shared.project_out.weight)]
     return found
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -55,12 +56,17 @@ def _sentence(finding: object, root: type[BaseModel]) -> str:
 def _unknown_key(path: list[str], root: type[BaseModel]) -> str:
     section: type[BaseModel] = root
     for name in path[:-1]:
-        annotation = section.model_fields[name].annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, BaseModel)
-        section = annotation
+        section = _section_of(section.model_fields[name].annotation)
     known = sorted(section.model_fields)
     close = difflib.get_close_matches(path[-1], known, n=1)
     prefix = ".".join([*path[:-1], ""])
     hint = f"did you mean {prefix}{close[0]}?" if close else f"known here: {', '.join(known)}"
     return f"{'.'.join(path)} is not a setting; {hint}"
+
+
+def _section_of(annotation: object) -> type[BaseModel]:
+    """The section that a key holds, whether it may be left out or not."""
+    for choice in (annotation, *get_args(annotation)):
+        if isinstance(choice, type) and issubclass(choice, BaseModel):
+            return choice
+    raise AssertionError(f"{annotation} is no section")

@@ -107,7 +107,7 @@ def contract_pattern(units: str) -> str:
 
 
 def _repetition(units: str, start: int, length: int) -> tuple[str, int]:
-    """The ``length`` units at ``start`` as often as they follow each other, and how many units that spells."""
+    """The ``length`` units at ``start`` as often as they follow each other, and their number."""
     group = units[start : start + length]
     times = 1
     while units.startswith(group, start + times * length):

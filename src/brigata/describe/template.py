@@ -9,9 +9,10 @@ JOB_TEMPLATE = """\
 version = 1
 name = "{name}"
 
-[model]                       # preset = "smollm2-135m" takes a public model's shape instead
+[model]                       # preset = "qwen3-0.6b" takes a public model's shape (`brigata models`) instead,
+                              # path = "folder" a checkpoint's shape and weights
 hidden = 256                  # width of the residual stream
-pattern = "*-*-*-*-"          # one residual unit a letter: * attention, - dense MLP
+pattern = "(*-)4"             # residual units: * attention, w in a window, - MLP, M Mamba-2, E experts
 heads = 8                     # query heads; kv_heads (grouped-query), head_dim, ffn have defaults
 kv_heads = 4
 

@@ -108,7 +108,7 @@ def _may_be_left(name: str, spec: ModelSpec) -> bool:
     return (
         tied
         or name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"))
-        or name.startswith("mtp.")
+       
     )
 
 

@@ -1,0 +1,180 @@
+"""Mamba-2 forward and backward, ours and the torch path of transformers, in one run: time and memory.
+
+    python benchmarks/mamba.py                           # one block and a model of 4, fp32 and bf16
+    python benchmarks/mamba.py --dtypes fp32 --repetitions 15 --json result.json
+
+Both have the same weights and take turns in one process; ratios are taken within a repetition. Peak memory is
+the peak of the resident set above what the process held before its first step; each in a fresh process. Where
+a step of transformers takes more than 6 of ours, one is measured (bf16 without fast 16-bit products).
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from figures import Finding, findings_table, judge, table
+from steps import child, peak_mib, take_turns
+
+SIDES = ("brigata", "transformers")
+DTYPES = ("fp32", "bf16")
+SUBJECTS = ("block", "model")
+THREADS, TOKENS, HIDDEN, LAYERS, VOCAB = 2, 2_048, 512, 4, 4_096
+SHAPE = {"heads": 16, "head_dim": 64, "state": 128, "groups": 1}
+
+
+def build_steps(subject: str, dtype: str) -> dict[str, Callable[[], Any]]:
+    """By side, a function that runs forward and backward once."""
+    import torch
+
+    precision = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    torch.manual_seed(0)
+    return _model_steps(precision) if subject == "model" else _block_steps(precision)
+
+
+def _spec(pattern: str) -> Any:
+    from brigata.describe import ModelSpec
+
+    return ModelSpec.model_validate({"pattern": pattern, "hidden": HIDDEN, "vocab": VOCAB, "mamba": SHAPE})
+
+
+def _config() -> Any:
+    from transformers import Mamba2Config
+
+    return Mamba2Config(
+        hidden_size=HIDDEN, num_heads=SHAPE["heads"], head_dim=SHAPE["head_dim"], state_size=SHAPE["state"],
+        n_groups=SHAPE["groups"], expand=2, num_hidden_layers=LAYERS, vocab_size=VOCAB, tie_word_embeddings=True,
+    )  # fmt: skip
+
+
+def _fill(module: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.02)
+            else:
+                parameter.fill_(1 if "norm" in name or name.endswith("D") else 0)
+
+
+def _block_steps(precision: Any) -> dict[str, Callable[[], Any]]:
+    import torch
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+    from brigata.model.mamba import Mamba
+    from brigata.model.sequences import Sequences
+
+    ours, theirs = Mamba(_spec("M"), 0).to(precision), Mamba2Mixer(_config(), 0).to(precision)
+    _fill(ours)
+    _fill(theirs)
+    x = torch.randn(1, TOKENS, HIDDEN).to(precision).requires_grad_()
+    dy = torch.randn(1, TOKENS, HIDDEN).to(precision)
+    sequences = Sequences(1, TOKENS, torch.arange(TOKENS))
+    return {
+        "brigata": lambda: ours(x[0], sequences).backward(dy[0]),
+        "transformers": lambda: theirs(x).backward(dy),
+    }
+
+
+def _model_steps(precision: Any) -> dict[str, Callable[[], Any]]:
+    import torch
+    from transformers import Mamba2ForCausalLM
+
+    from brigata.model.decoder import Decoder
+
+    ours = Decoder(_spec(f"M{LAYERS}"), precision).to(precision)
+    theirs = Mamba2ForCausalLM(_config()).to(precision).train()
+    _fill(ours)
+    _fill(theirs)
+    tokens = torch.randint(0, VOCAB, (1, TOKENS))
+    return {
+        "brigata": lambda: (ours(tokens, tokens) / TOKENS).backward(),
+        "transformers": lambda: theirs(tokens, labels=tokens).loss.backward(),
+    }
+
+
+def measure(subject: str, dtype: str, repetitions: int) -> dict[str, Any]:
+    """One row: times in one process, peaks in fresh ones."""
+    times = child(__file__, "--times", subject, dtype, "--repetitions", str(repetitions))
+    peaks = {side: child(__file__, "--peak", subject, dtype, side) for side in SIDES}
+    count = min(len(samples) for samples in times.values())
+    paired = zip(times["transformers"][:count], times["brigata"][:count], strict=True)
+    return {
+        "subject": subject,
+        "dtype": dtype,
+        "repetitions": count,
+        "milliseconds": {side: median(times[side]) for side in SIDES},
+        "faster": median(theirs / ours for theirs, ours in paired),
+        "peak_mib": peaks,
+        "peak_ratio": peaks["brigata"] / peaks["transformers"],
+    }
+
+
+def findings(rows: list[dict[str, Any]]) -> list[Finding]:
+    """What was asked and whether it is met."""
+
+    def figures(key: str) -> dict[str, float]:
+        return {f"{row['subject']} {row['dtype']}": row[key] for row in rows}
+
+    return [
+        judge("at least 4 times the speed of transformers' torch path", figures("faster"), least=4.0),
+        judge("at most half its peak memory", figures("peak_ratio"), most=0.5),
+    ]
+
+
+def render(rows: list[dict[str, Any]]) -> str:
+    """Times, peaks and ratios in Markdown."""
+    heads = ("subject", "dtype", "pairs", "ms, ours / theirs", "times faster", "peak MiB, ours / theirs", "ratio")
+    cells = []
+    for row in rows:
+        times, peaks = row["milliseconds"], row["peak_mib"]
+        cells.append(
+            (
+                row["subject"],
+                row["dtype"],
+                str(row["repetitions"]),
+                f"{times['brigata']:.0f} / {times['transformers']:.0f}",
+                f"{row['faster']:.2f}",
+                f"{peaks['brigata']:.0f} / {peaks['transformers']:.0f}",
+                f"{row['peak_ratio']:.3f}",
+            )
+        )
+    return table(heads, cells)
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="where to write the result")
+    parser.add_argument("--times", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.times or options.peak:
+        import torch
+
+        torch.set_num_threads(THREADS)
+        if options.times:
+            found: Any = take_turns(build_steps(*options.times), options.repetitions)
+        else:
+            subject, dtype, side = options.peak
+            found = peak_mib(lambda: build_steps(subject, dtype)[side])
+        print(json.dumps(found))
+        return
+    cases = [(subject, dtype) for subject in options.subjects for dtype in options.dtypes]
+    rows = [measure(subject, dtype, options.repetitions) for subject, dtype in cases]
+    print(f"Mamba-2, hidden {HIDDEN}, {SHAPE}, {TOKENS:,} tokens, forward and backward, {THREADS} threads.\n")
+    print(f"{render(rows)}\n\n{findings_table(findings(rows))}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
