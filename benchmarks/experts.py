@@ -17,7 +17,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from figures import Finding, Ratio, findings_table, judge, paired_ratio, table
+from figures import Finding, Ratio, Section, findings_table, judge, paired_ratio, table
+from steps import child
 
 HIDDEN, FFN, EXPERTS, TOP_K, TOKENS, THREADS = 1_024, 2_048, 8, 2, 2_048, 2
 DTYPES = ("fp32", "bf16")
@@ -184,6 +185,25 @@ def render(rows: list[dict[str, Any]]) -> str:
     return table(("dtype", "side", "repetitions", "ms", "ours / theirs"), cells)
 
 
+SHAPE = f"{EXPERTS} experts, top {TOP_K}, hidden {HIDDEN:,}, expert ffn {FFN:,}, {TOKENS:,} tokens"
+
+
+def measure_all(repetitions: int, quick: bool) -> dict[str, Any]:
+    """All dtypes, in a fresh process each; ``quick``: one."""
+    dtypes = DTYPES[:1] if quick else DTYPES
+    calls = (("--row", dtype, "--repetitions", str(repetitions)) for dtype in dtypes)
+    return {"rows": [child(__file__, *call) for call in calls]}
+
+
+SECTION = Section(
+    f"Mixture of experts, {SHAPE}: beside transformers and the bare products",
+    15,
+    measure_all,
+    lambda result: findings(result["rows"]),
+    lambda result: render(result["rows"]),
+)
+
+
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(
@@ -192,13 +212,16 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--repetitions", type=int, default=21)
     parser.add_argument("--json", type=Path, help="where to write the result")
+    parser.add_argument("--row", metavar="DTYPE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     import torch
 
     torch.set_num_threads(THREADS)
+    if options.row:
+        print(json.dumps(measure(options.row, options.repetitions)))
+        return
     rows = [measure(dtype, options.repetitions) for dtype in options.dtypes]
-    shape = f"{EXPERTS} experts, top {TOP_K}, hidden {HIDDEN:,}, expert ffn {FFN:,}, {TOKENS:,} tokens"
-    print(f"{shape}, forward and backward, {THREADS} threads, {options.repetitions} repetitions.\n")
+    print(f"{SHAPE}, forward and backward, {THREADS} threads, {options.repetitions} repetitions.\n")
     print(f"{render(rows)}\n\n{findings_table(findings(rows))}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Mamba-2 forward and backward, ours and the torch path of transformers, in one run: time and memory.
 
     python benchmarks/mamba.py                           # one block and a model of 4, fp32 and bf16
-    python benchmarks/mamba.py --dtypes fp32 --repetitions 15 --json result.json
+    python benchmarks/mamba.py --dtypes fp32 --repetitions 21
 
 Both have the same weights and take turns in one process; ratios are taken within a repetition. Peak memory is
 the peak of the resident set above what the process held before its first step; each in a fresh process. Where
@@ -11,11 +11,10 @@ a step of transformers takes more than 6 of ours, one is measured (bf16 without 
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from figures import Finding, findings_table, judge, table
+from figures import Finding, Section, judge, report, table
 from steps import child, peak_mib, take_turns
 
 SIDES = ("brigata", "transformers")
@@ -45,7 +44,8 @@ def _config() -> Any:
 
     return Mamba2Config(
         hidden_size=HIDDEN, num_heads=SHAPE["heads"], head_dim=SHAPE["head_dim"], state_size=SHAPE["state"],
-        n_groups=SHAPE["groups"], expand=2, num_hidden_layers=LAYERS, vocab_size=VOCAB, tie_word_embeddings=True,
+        n_groups=SHAPE["groups"], expand=2, num_hidden_layers=LAYERS, vocab_size=VOCAB,
+        tie_word_embeddings=True,
     )  # fmt: skip
 
 
@@ -113,11 +113,11 @@ def measure(subject: str, dtype: str, repetitions: int) -> dict[str, Any]:
     }
 
 
-def findings(rows: list[dict[str, Any]]) -> list[Finding]:
+def findings(result: dict[str, Any]) -> list[Finding]:
     """What was asked and whether it is met."""
 
     def figures(key: str) -> dict[str, float]:
-        return {f"{row['subject']} {row['dtype']}": row[key] for row in rows}
+        return {f"{row['subject']} {row['dtype']}": row[key] for row in result["rows"]}
 
     return [
         judge("at least 4 times the speed of transformers' torch path", figures("faster"), least=4.0),
@@ -125,11 +125,19 @@ def findings(rows: list[dict[str, Any]]) -> list[Finding]:
     ]
 
 
-def render(rows: list[dict[str, Any]]) -> str:
+def render(result: dict[str, Any]) -> str:
     """Times, peaks and ratios in Markdown."""
-    heads = ("subject", "dtype", "pairs", "ms, ours / theirs", "times faster", "peak MiB, ours / theirs", "ratio")
+    heads = (
+        "subject",
+        "dtype",
+        "pairs",
+        "ms, ours / theirs",
+        "times faster",
+        "peak MiB, ours / theirs",
+        "ratio",
+    )
     cells = []
-    for row in rows:
+    for row in result["rows"]:
         times, peaks = row["milliseconds"], row["peak_mib"]
         cells.append(
             (
@@ -145,15 +153,30 @@ def render(rows: list[dict[str, Any]]) -> str:
     return table(heads, cells)
 
 
+def measure_all(repetitions: int, quick: bool) -> dict[str, Any]:
+    """All subjects in all dtypes; ``quick``: one."""
+    cases = [(subject, dtype) for subject in SUBJECTS for dtype in DTYPES][: 1 if quick else None]
+    return {"rows": [measure(subject, dtype, repetitions) for subject, dtype in cases]}
+
+
+SECTION = Section(
+    f"Mamba-2, hidden {HIDDEN}, {SHAPE['heads']} heads of {SHAPE['head_dim']}, state {SHAPE['state']}, "
+    f"{TOKENS:,} tokens: beside transformers' torch path",
+    15,
+    measure_all,
+    findings,
+    render,
+)
+
+
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="where to write the result")
+    parser.add_argument("--repetitions", type=int, default=SECTION.repetitions)
     parser.add_argument("--times", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -170,10 +193,7 @@ def main() -> None:
         return
     cases = [(subject, dtype) for subject in options.subjects for dtype in options.dtypes]
     rows = [measure(subject, dtype, options.repetitions) for subject, dtype in cases]
-    print(f"Mamba-2, hidden {HIDDEN}, {SHAPE}, {TOKENS:,} tokens, forward and backward, {THREADS} threads.\n")
-    print(f"{render(rows)}\n\n{findings_table(findings(rows))}")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    print(report(SECTION, {"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Measures everything that is asked of the overlap engine and writes one dated page; ``make benchmarks``.
+"""Measures everything that is asked and writes dated pages, one a subject; ``make benchmarks``.
 
-    python benchmarks/page.py                                  # everything; root on Linux, about an hour
+    python benchmarks/page.py                                  # everything; root on Linux, over an hour
     python benchmarks/page.py --only operators,end_to_end      # these anew, the others from kept results
-    python benchmarks/page.py --rewrite                        # the page alone, from kept results
+    python benchmarks/page.py --rewrite                        # the pages alone, from kept results
     python benchmarks/page.py --quick                          # few cases, to see that everything runs
 
 Raw results are kept in ``benchmarks/results``, one JSON file a section. Verdicts are computed from them.
@@ -16,17 +16,31 @@ from typing import Any
 import data_parallel
 import emulated
 import end_to_end
+import experts
+import mamba
 import overlap
 import published
+import transformer
 from figures import Section, keep, kept, report, table
 
-SECTIONS: dict[str, Section] = {
-    "operators": overlap.SECTION,
-    "end_to_end": end_to_end.SECTION,
-    "data_parallel": data_parallel.SECTION,
-    "emulated": emulated.SECTION,
-    "published": published.SECTION,
+PAGES: dict[str, tuple[str, dict[str, Section]]] = {
+    "overlap-engine": (
+        "The overlap engine, measured",
+        {
+            "operators": overlap.SECTION,
+            "end_to_end": end_to_end.SECTION,
+            "data_parallel": data_parallel.SECTION,
+            "emulated": emulated.SECTION,
+            "published": published.SECTION,
+        },
+    ),
+    "models": (
+        "Models in one process, measured",
+        {"transformer": transformer.SECTION, "mamba": mamba.SECTION, "experts": experts.SECTION},
+    ),
 }
+"""File's name -> title and sections."""
+SECTIONS = {name: section for _, sections in PAGES.values() for name, section in sections.items()}
 HERE = Path(__file__).resolve().parent
 QUICK_REPETITIONS = 3
 HOW_TO_READ = """\
@@ -37,11 +51,13 @@ numbers). The best of several orders is picked on one half of the repetitions an
 both ways round, so that luck in picking does not count. Verdicts are computed from the kept results."""
 
 
-def page(results: dict[str, dict[str, Any]], day: str) -> str:
-    """The page in Markdown, from kept results by section."""
-    parts = [f"# The overlap engine, measured: {day}"]
+def page(title: str, results: dict[str, dict[str, Any]], day: str) -> str:
+    """A page in Markdown, from kept results by section."""
+    parts = [f"# {title}: {day}"]
     for described in dict.fromkeys(found["machine"] for found in results.values()):
-        parts.append(f"Machine: {described}. Links are shaped by `tc tbf` between network namespaces.")
+        parts.append(
+            f"Machine: {described}. Links, if any, are shaped by `tc tbf` between network namespaces."
+        )
     parts += [*_cores(results), HOW_TO_READ, _summary(results)]
     for name, found in results.items():
         section = SECTIONS[name]
@@ -100,13 +116,18 @@ def main() -> None:
     folder = HERE / "results" / "quick" if options.quick else HERE / "results"
     if not options.rewrite:
         measure(names, options.repetitions, options.quick, folder)
-    results = {name: found for name in SECTIONS if (found := kept(folder, name)) is not None}
-    if not results:
+    written = 0
+    for file, (title, sections) in PAGES.items():
+        results = {name: found for name in sections if (found := kept(folder, name)) is not None}
+        if not results or not (options.rewrite or set(results) & set(names)):
+            continue
+        day = max(found["date"] for found in results.values())
+        target = (folder if options.quick else HERE) / f"{day}-{file}.md"
+        target.write_text(page(title, results, day), encoding="utf-8")
+        print(f"wrote {target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target}")
+        written += 1
+    if not written:
         parser.error("nothing is kept to write a page from; run without --rewrite")
-    day = max(found["date"] for found in results.values())
-    target = (folder if options.quick else HERE) / f"{day}-overlap-engine.md"
-    target.write_text(page(results, day), encoding="utf-8")
-    print(f"wrote {target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from figures import Ratio
 
 HOPELESS = 6
 """Times our first step, beyond which a side is not run again: that step is its only sample."""
@@ -34,7 +37,7 @@ def take_turns(steps: dict[str, Callable[[], Any]], repetitions: int) -> dict[st
 
 
 def peak_mib(build: Callable[[], Callable[[], Any]]) -> float:
-    """Peak of the resident set during the first step above what was held before (MiB); for a fresh process."""
+    """Peak of the resident set in the first step above what was held before (MiB); for a fresh process."""
     import torch
 
     torch.ones(64, 64) @ torch.ones(64, 64)  # libraries that are loaded with the first product
@@ -55,3 +58,14 @@ def child(script: str, *arguments: str) -> Any:
     command = [sys.executable, str(Path(script).resolve()), *arguments]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(output.strip().splitlines()[-1])
+
+
+def interval(ratio: Ratio) -> list[float | None]:
+    """A ratio's ends for JSON; None where there were too few repetitions."""
+    return [ratio.low, ratio.high] if ratio.high < inf else [None, None]
+
+
+def with_interval(kept: Sequence[float | None]) -> str:
+    """A kept ratio, [median, low, high], in words."""
+    middle, low, high = kept
+    return f"{middle:.3f}" + ("" if low is None else f" ({low:.3f} to {high:.3f})")
