@@ -1,6 +1,8 @@
 """The scan in chunks is the recurrence, whatever the chunk, the documents and the length."""
 
 import itertools
+import sys
+import types
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 from brigata.ops.convolution import causal_convolution
 from brigata.ops.gated_norm import gated_norm
 from brigata.ops.ssd import ssd_scan
+from brigata.ops.ssd_kernel import kernel_scan, scan_kernel
 
 SEGMENTS = torch.tensor([[0] * 5 + [1] * 9 + [2] * 7, [0] * 8 + [3] * 13])
 
@@ -139,3 +142,27 @@ def test_the_gated_norm_is_its_definition(groups: int) -> None:
     expected = (gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(1) * weight
     torch.testing.assert_close(gated_norm(y, z, weight, groups, 1e-5), expected, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(lambda *v: gated_norm(*v, groups, 1e-5), (y, z, weight))
+
+
+def test_the_kernels_of_mamba_ssm_are_used_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def kernel(*tensors: Tensor, **named: object) -> tuple[Tensor, Tensor]:
+        calls.append((tensors, named))
+        return tensors[0], torch.zeros(())
+
+    module = types.ModuleType("mamba_ssm.ops.triton.ssd_combined")
+    module.mamba_chunk_scan_combined = kernel  # type: ignore[attr-defined]
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert scan_kernel(torch.device("cpu")) is None
+    assert scan_kernel(torch.device("cuda")) is kernel
+    values = inputs()
+    kernel_scan(kernel, *values[:5], None, SEGMENTS)
+    ((tensors, named),) = calls
+    assert all(a is b for a, b in zip(tensors, values[:5], strict=False))
+    assert named["seq_idx"].dtype == torch.int32  # type: ignore[attr-defined]
+    assert named["return_final_states"]
+    ssd_scan(*values[:5])
+    assert len(calls) == 1

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from brigata.ops.ssd_chunk import block_gradients, chunk_states, cut_block, outputs, state_gradients
+from brigata.ops.ssd_kernel import kernel_scan, scan_kernel
 
 BLOCK_TOKENS = 2048
 """Tokens of all sequences whose scores are in memory at once."""
@@ -115,11 +116,15 @@ def ssd_scan(
         initial: state before the first token, (sequences, heads, head_dim, state) in dt's dtype; None: zero.
         segments: (sequences, length) int64, rising: the state begins anew with each segment; an initial
             state belongs to the first one.
-        chunk: tokens of a chunk; default: the fastest.
+        chunk: tokens of a chunk; default: the fastest, or on CUDA the kernels of ``mamba_ssm``, if they are
+            installed.
 
     Returns:
         y (sequences, length, heads, head_dim) and the state after the last token; both have gradients.
     """
+    kernel = scan_kernel(x.device)
+    if kernel is not None and chunk is None and (initial is None or segments is None):
+        return kernel_scan(kernel, x, dt, a, b, c, initial, segments)
     if initial is None:
         initial = dt.new_zeros(len(x), x.shape[2], x.shape[3], b.shape[3])
     chunk = fastest_chunk(x.shape[1], x.shape[3], b.shape[3], x.device) if chunk is None else chunk

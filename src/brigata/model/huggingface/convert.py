@@ -105,11 +105,7 @@ def import_checkpoint(source: Path, folder: Path, progress: Progress | None = No
 def _may_be_left(name: str, spec: ModelSpec) -> bool:
     """Tensors that some files hold beside the model: a tied head, tables that follow from the shape."""
     tied = spec.tie_embeddings and name == "lm_head.weight"
-    return (
-        tied
-        or name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"))
-       
-    )
+    return tied or name.endswith(("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"))
 
 
 def export_checkpoint(
