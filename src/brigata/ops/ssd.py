@@ -13,7 +13,7 @@ from torch import Tensor
 from brigata.ops.ssd_chunk import block_gradients, chunk_states, cut_block, outputs, state_gradients
 from brigata.ops.ssd_kernel import kernel_scan, scan_kernel
 
-BLOCK_TOKENS = 2048
+BLOCK_TOKENS = 512
 """Tokens of all sequences whose scores are in memory at once."""
 
 
