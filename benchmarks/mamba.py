@@ -163,6 +163,7 @@ def render(result: dict[str, Any]) -> str:
         "pairs",
         "ms, ours / theirs",
         "times faster",
+        "bare products, ms",
         "peak MiB, ours / theirs",
         "ratio",
     )
