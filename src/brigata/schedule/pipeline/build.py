@@ -27,13 +27,12 @@ PIPELINE_ORDERS: dict[str, Order] = {
     "1f1b": _single(one_f_one_b),
     "interleaved": interleaved,
     "zb-h1": _single(zero_bubble_h1),
-    "zb-v": lambda ranks, rank, _, micro_batches: _zero_bubble_v(ranks, micro_batches)[rank],
+    "zb-v": lambda ranks, rank, _, micro_batches: zero_bubble_v(ranks, micro_batches)[rank],
     "dualpipe-v": _single(dual_pipe_v),
 }
 """Name -> the program of a rank: (ranks, rank, virtual stages, micro-batches)."""
 V_SHAPED = ("zb-v", "dualpipe-v")
 """Orders whose ranks hold one stage of the way there and one of the way back."""
-_zero_bubble_v = lru_cache(maxsize=64)(zero_bubble_v)
 
 
 @lru_cache(maxsize=256)

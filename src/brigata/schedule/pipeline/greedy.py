@@ -1,6 +1,7 @@
 """Orders found by simulation: each rank takes the best action that is possible, within a limit of memory."""
 
 from collections import deque
+from functools import lru_cache
 
 from brigata.schedule.pipeline.actions import Action, Kind
 from brigata.schedule.pipeline.orders import Program
@@ -8,6 +9,7 @@ from brigata.schedule.pipeline.orders import Program
 F, I, W = Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT  # noqa: E741
 
 
+@lru_cache(maxsize=64)
 def zero_bubble_v(ranks: int, micro_batches: int) -> tuple[Program, ...]:
     """Two stages a rank on a V, input gradients first, weight gradients where nothing else is possible.
 
