@@ -69,18 +69,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2},
     "tp4-ring": {"tp": 4, "overlap": "ring"},
-    "dp2-zero2": {"dp": 2, "zero": 2},
     "dp2-zero3": {"dp": 2, "zero": 3},
     "tp2-dp2-zero1": {"tp": 2, "dp": 2, "zero": 1},
+}
+MORE_LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp2-zero2": {"dp": 2, "zero": 2},
     "tp2-dp2-zero3": {"tp": 2, "dp": 2, "zero": 3},
     "tp2-dp2-zero3-fsdp2": {"tp": 2, "dp": 2, "zero": 3, "zero_engine": "fsdp2"},
 }
+"""For the families that have a part of every kind between them."""
 
 
 def family_job(family: str, layout: dict[str, Any], **changes: Any) -> Any:
     """A job of ``family``, its micro-batches of two sequences whatever the layout."""
     model = {"hidden": 32, "heads": 8, "kv_heads": 4, "ffn": 48} | FAMILIES[family]
-    return job(layout, **{f"model__{key}": value for key, value in model.items()}, **changes)
+    return job(layout, **{f"model__{key}": value for key, value in model.items()} | changes)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -97,14 +100,14 @@ def assert_equal(result: dict[str, Any], reference: dict[str, Any]) -> None:
     """Losses, norms, gradients, parameters and buffers agree to 1e-10 relative to each tensor's norm.
 
     Softmax does not see a bias of all keys: without positions its gradient is nothing but rounding, which is
-    compared with a millionth of all gradients instead.
+    compared with a ten-thousandth of all gradients instead.
     """
     torch.testing.assert_close(result["losses"], reference["losses"], rtol=1e-10, atol=0)
     torch.testing.assert_close(result["norms"], reference["norms"], rtol=1e-10, atol=0)
     for kind in ("gradients", "parameters", "buffers"):
         assert result[kind].keys() == reference[kind].keys()
         norms = {name: whole.norm() for name, whole in reference[kind].items()}
-        floor = 1e-6 * torch.stack([*norms.values(), torch.tensor(1e-6)]).norm()
+        floor = 1e-4 * torch.stack([*norms.values(), torch.tensor(1e-6)]).norm()
         for name, whole in reference[kind].items():
             error = (result[kind][name] - whole).norm() / norms[name].clamp(min=float(floor))
             assert error < 1e-10, f"{kind} of {name}: relative error {error:.1e}"
@@ -113,6 +116,16 @@ def assert_equal(result: dict[str, Any], reference: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_family_equals_one_process(pool: Pool, reference: dict[str, Any], family: str, name: str) -> None:
     request = family_job(family, LAYOUTS[name])
+    for result in pool.run(request.ranks, train_steps, request):
+        assert_equal(result, reference)
+
+
+@pytest.mark.parametrize("family", ["hybrid", "experts"], indirect=True, scope="module")
+@pytest.mark.parametrize("name", MORE_LAYOUTS)
+def test_more_layouts_equal_one_process(
+    pool: Pool, reference: dict[str, Any], family: str, name: str
+) -> None:
+    request = family_job(family, MORE_LAYOUTS[name])
     for result in pool.run(request.ranks, train_steps, request):
         assert_equal(result, reference)
 

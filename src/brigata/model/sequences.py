@@ -1,5 +1,6 @@
 """How tokens form sequences and documents, and what units keep of earlier tokens while decoding."""
 
+from collections import UserList
 from dataclasses import dataclass, field
 
 import torch
@@ -35,7 +36,7 @@ class Sequences:
         documents: (count, length) int64, or None: the document of each token, rising from left to right.
             Tokens mix within their document only.
         cache: None in training. Then the tokens follow those in the cache, and units add theirs to it.
-        routing: what the routers of this forward pass did, in order; routers append, the decoder reads.
+        routing: what the routers of this forward pass did, in order; routers add, the decoder reads.
         blocks: who sees whom, made once a forward pass and kept by window and dtype.
     """
 
@@ -46,7 +47,7 @@ class Sequences:
     sin: Tensor | None = None
     documents: Tensor | None = None
     cache: Cache | None = None
-    routing: list["RouterLoad"] = field(default_factory=list)
+    routing: "RouterRecord" = field(default_factory=lambda: RouterRecord())
     blocks: dict[tuple[int | None, torch.dtype], tuple[QueryBlock, ...]] = field(default_factory=dict)
 
     def query_blocks(self, window: int | None, like: Tensor) -> tuple[QueryBlock, ...]:
@@ -77,3 +78,11 @@ class RouterLoad:
     chosen: Tensor
     probability: Tensor
     tokens: int
+
+
+class RouterRecord(UserList[RouterLoad]):
+    """What routers did, in order.
+
+    No plain list: code around a unit that looks for tensors in its arguments (``fully_shard`` does) copies
+    lists and data classes, and what a router adds to a copy is lost.
+    """
