@@ -1,6 +1,5 @@
 """Mixture of experts: routing as published, products without drops, balance."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,15 +21,6 @@ KINDS = {
     "gelu_tanh": lambda up: F.gelu(up, approximate="tanh"),
     "relu2": lambda up: F.relu(up) ** 2,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other take longer than these small products."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def weights(kind: str, experts: int = 4, ffn: int = 6, hidden: int = 5) -> list[Tensor | None]:

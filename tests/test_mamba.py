@@ -44,6 +44,16 @@ def test_decoding_token_by_token_is_the_whole_forward(model: Decoder) -> None:
     assert cache.length == 19
 
 
+def test_what_is_kept_of_a_prompt_does_not_grow_with_it() -> None:
+    held = []
+    for length in (5, 50):
+        cache = Cache()
+        build("mamba")(torch.zeros(1, length, dtype=torch.int64), cache=cache)
+        kept = [tensor for state in cache.states.values() for tensor in state]
+        held.append(sum(tensor.untyped_storage().nbytes() for tensor in kept))
+    assert held[0] == held[1]
+
+
 def test_packed_documents_are_separate_sequences(model: Decoder) -> None:
     tokens = torch.randint(64, (1, 20), generator=torch.Generator().manual_seed(2))
     documents = torch.tensor([[0] * 6 + [1] * 3 + [2] * 11])

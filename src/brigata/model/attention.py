@@ -48,8 +48,14 @@ class AttentionMix(nn.Module):
         """Cached and new keys and values side by side; the cache keeps what later tokens will see."""
         if self.unit in cache.states:
             k, v = (torch.cat([old, x], 1) for old, x in zip(cache.states[self.unit], (k, v), strict=True))
-        keep = slice(None) if self.window is None else slice(max(0, k.shape[1] - self.window + 1), None)
-        cache.states[self.unit] = (k[:, keep].detach(), v[:, keep].detach())
+        kept = (k.detach(), v.detach())
+        if self.window is not None and k.shape[1] >= self.window:
+            first = k.shape[1] - self.window + 1
+            kept = (
+                k[:, first:].detach().clone(),
+                v[:, first:].detach().clone(),
+            )  # no views of what is forgotten
+        cache.states[self.unit] = kept
         return k, v
 
 

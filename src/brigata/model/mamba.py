@@ -105,7 +105,8 @@ class MambaMix(nn.Module):
         if earlier is None:
             earlier = x.new_zeros(len(x), self.taps - 1, x.shape[2])
         longer = torch.cat([earlier, x], 1)
-        return causal_convolution(longer, weight, bias)[:, self.taps - 1 :], longer[:, x.shape[1] :]
+        # a copy: a view would keep the whole prompt of every unit in memory
+        return causal_convolution(longer, weight, bias)[:, self.taps - 1 :], longer[:, x.shape[1] :].clone()
 
 
 class Mamba(nn.Module):

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def _before(segments: Tensor | None, distance: int) -> Tensor | None:
@@ -39,6 +40,7 @@ class _CausalConvolution(torch.autograd.Function):
         return F.silu(_convolve(x, weight, bias, segments), inplace=True)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias = ctx.saved_tensors
         segments, taps = ctx.segments, weight.shape[1]

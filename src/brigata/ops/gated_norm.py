@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class _GatedNorm(torch.autograd.Function):
@@ -24,6 +25,7 @@ class _GatedNorm(torch.autograd.Function):
         return gated.mul_(scale).mul_(weight).to(y.dtype)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         y, z, weight, scale = ctx.saved_tensors
         wide = z.to(weight.dtype)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from brigata.ops.ssd_chunk import block_gradients, chunk_states, cut_block, outputs, state_gradients
 from brigata.ops.ssd_kernel import kernel_scan, scan_kernel
@@ -67,6 +68,7 @@ class _Scan(torch.autograd.Function):
         return y, h.clone() if not states else h
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, *states = ctx.saved_tensors
         dy, dh = grads
@@ -117,12 +119,12 @@ def ssd_scan(
         segments: (sequences, length) int64, rising: the state begins anew with each segment; an initial
             state belongs to the first one.
         chunk: tokens of a chunk; default: the fastest, or on CUDA the kernels of ``mamba_ssm``, if they are
-            installed.
+            installed. These have no fp64, which is computed here.
 
     Returns:
         y (sequences, length, heads, head_dim) and the state after the last token; both have gradients.
     """
-    kernel = scan_kernel(x.device)
+    kernel = None if x.dtype == torch.float64 else scan_kernel(x.device)
     if kernel is not None and chunk is None and (initial is None or segments is None):
         return kernel_scan(kernel, x, dt, a, b, c, initial, segments)
     if initial is None:
