@@ -89,14 +89,14 @@ def test_the_command_continues_a_prompt(folder: Path) -> None:
 def test_twenty_steps_of_fine_tuning_lower_the_held_out_loss(folder: Path) -> None:
     job = parse_job({
         "version": 1, "model": {"path": str(folder)}, "layout": {},
-        "workload": {"seq_len": 64, "global_batch": 1},
-        "train": {"steps": 20, "lr": 2e-4, "warmup": 2, "precision": "fp32"},
+        "workload": {"seq_len": 64, "global_batch": 4},
+        "train": {"steps": 20, "lr": 1e-4, "warmup": 2, "precision": "fp32"},
     })  # fmt: skip
     corpus = tokenize(small_corpus(), load_tokenizer(job), 64)
     model = build_model(job, None)
     optimizer = build_optimizer(job, model.parameters)
     held_out = torch.from_numpy(held_out_windows(corpus.held_out, 64, 8 * 64))
-    batches = Batches(corpus.train, 64, 1, 0)
+    batches = Batches(corpus.train, 64, 4, 0)
 
     def loss_of(windows: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model.module(windows[:, :-1], windows[:, 1:]) / windows[:, 1:].numel()
@@ -105,7 +105,7 @@ def test_twenty_steps_of_fine_tuning_lower_the_held_out_loss(folder: Path) -> No
     with torch.no_grad():
         before = float(loss_of(held_out))
     for step in range(20):
-        loss_of(torch.from_numpy(batches.sequences(step, 0, 1))).backward()
+        loss_of(torch.from_numpy(batches.sequences(step, 0, 4))).backward()
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
