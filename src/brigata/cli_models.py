@@ -18,7 +18,7 @@ def models_command(
 ) -> None:
     """List the public models that `model.preset` knows, with their parameters and patterns.
 
-    Example: `brigata models`, then `brigata check job.toml --set model.preset=qwen3-8b`
+    Example: `brigata models`, then `brigata check job.toml --set 'model={preset="qwen3-8b"}'`
     """
     specs = {name: ModelSpec.model_validate({"preset": name}) for name in MODEL_PRESETS}
     if as_json:

@@ -234,6 +234,7 @@ def write_nemotron_h(spec: ModelSpec) -> dict[str, Any]:
     mamba, experts = spec.mamba, spec.experts
     assert mamba is not None
     names = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
+    assert set(spec.pattern) <= names.keys()
     data = {
         "hidden_size": spec.hidden,
         "num_attention_heads": spec.heads,
