@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from brigata.schedule.pipeline.actions import Kind, PipelineSchedule
+from brigata.schedule.pipeline.actions import Kind
+from brigata.schedule.pipeline.dependencies import KINDS, Flat
+from brigata.schedule.pipeline.programs import PipelineSchedule
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,34 @@ class PipelineTimes:
     """When what happens (seconds from the start).
 
     Attributes:
-        total: until the last action of all ranks ends.
-        ends: by rank, when each of its actions ends, in program order.
-        busy: by rank, seconds in which it computes.
+        flat: what was run.
+        seconds: of each action, as in ``flat``.
+        finished: when each action ends, as in ``flat``; entry 0 is the beginning.
     """
 
-    total: float
-    ends: tuple[tuple[float, ...], ...]
-    busy: tuple[float, ...]
+    flat: Flat
+    seconds: list[float]
+    finished: list[float]
+
+    @cached_property
+    def total(self) -> float:
+        """Until the last action of all ranks ends."""
+        return max(self.finished)
+
+    @cached_property
+    def ends(self) -> tuple[tuple[float, ...], ...]:
+        """By rank, when each of its actions ends, in program order."""
+        return tuple(tuple(self.finished[i] for i in own) for own in self.flat.entries)
+
+    @cached_property
+    def starts(self) -> tuple[tuple[float, ...], ...]:
+        """By rank, when each of its actions begins, in program order."""
+        return tuple(tuple(self.finished[i] - self.seconds[i - 1] for i in own) for own in self.flat.entries)
+
+    @cached_property
+    def busy(self) -> tuple[float, ...]:
+        """By rank, seconds in which it computes."""
+        return tuple(sum([self.seconds[i - 1] for i in own]) for own in self.flat.entries)
 
     @property
     def bubbles(self) -> tuple[float, ...]:
@@ -48,59 +71,27 @@ class PipelineTimes:
 
 
 def time_pipeline(
-    schedule: PipelineSchedule, stages: Sequence[StageTimes], message_s: float = 0.0
+    schedule: PipelineSchedule,
+    stages: Sequence[StageTimes],
+    message_s: float | Sequence[float] = 0.0,
+    *,
+    overlap: bool = True,
 ) -> PipelineTimes:
     """Run ``schedule`` with every action as early as its program and what it needs allow.
 
     Args:
         schedule: complete and free of deadlock (``check_pipeline``).
         stages: durations, one a stage.
-        message_s: seconds from the end of an action until its result is at another rank; sending and
-            receiving do not hold up computation.
+        message_s: seconds from the end of an action until its result is at another rank, at every boundary or
+            one a boundary (b between the stages b and b + 1); between stages of one rank nothing travels.
+        overlap: whether a rank computes while its own results travel; if not, it waits for them.
     """
-    last, ranks_of = schedule.stages - 1, schedule.ranks_of
-    micro = schedule.micro_batches
-    unknown = -1.0
-    forward = [unknown] * ((last + 1) * micro)
-    backward = [unknown] * ((last + 1) * micro)
-    durations = [{kind: stage.of(kind) for kind in Kind} for stage in stages]
-    ends: list[list[float]] = [[] for _ in schedule.programs]
-    clock, position = [0.0] * schedule.ranks, [0] * schedule.ranks
-    waiting = list(range(schedule.ranks))
-    while waiting:
-        still = []
-        moved = False
-        for rank in waiting:
-            program, now, place, own = schedule.programs[rank], clock[rank], position[rank], ends[rank]
-            while place < len(program):
-                kind, stage, number = program[place]
-                index = stage * micro + number
-                ready = 0.0
-                if kind is Kind.FORWARD:
-                    if stage:
-                        ready = forward[index - micro]
-                        if ready < 0:
-                            break
-                        if ranks_of[stage - 1] != rank:
-                            ready += message_s
-                elif kind is not Kind.WEIGHT_GRADIENT and stage < last:
-                    ready = backward[index + micro]
-                    if ready < 0:
-                        break
-                    if ranks_of[stage + 1] != rank:
-                        ready += message_s
-                now = (ready if ready > now else now) + durations[stage][kind]
-                own.append(now)
-                if kind is Kind.FORWARD:
-                    forward[index] = now
-                elif kind is not Kind.WEIGHT_GRADIENT:
-                    backward[index] = now
-                place += 1
-            moved = moved or place > position[rank]
-            clock[rank], position[rank] = now, place
-            if place < len(program):
-                still.append(rank)
-        assert moved, "the schedule does not finish"
-        waiting = still
-    busy = tuple(sum(durations[stage][kind] for kind, stage, _ in program) for program in schedule.programs)
-    return PipelineTimes(max(clock), tuple(map(tuple, ends)), busy)
+    assert len(stages) == schedule.stages, (len(stages), schedule.stages)
+    flat = schedule.flat
+    table = [stage.of(kind) for stage in stages for kind in KINDS]
+    boundaries = [message_s] * len(stages) if isinstance(message_s, float | int) else [*message_s, 0.0]
+    assert len(boundaries) == len(stages), (len(boundaries) - 1, len(stages))
+    boundaries[-1] = 0.0  # where ``sends`` is -1
+    seconds = [table[work] for work in flat.work]
+    finished, _ = flat.run(seconds, [boundaries[boundary] for boundary in flat.sends], overlap)
+    return PipelineTimes(flat, seconds, finished)

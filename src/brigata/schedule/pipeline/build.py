@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from brigata.describe.errors import one_of
-from brigata.schedule.pipeline.actions import PipelineSchedule
 from brigata.schedule.pipeline.greedy import zero_bubble_v
 from brigata.schedule.pipeline.orders import (
     Program,
@@ -14,6 +13,7 @@ from brigata.schedule.pipeline.orders import (
     one_f_one_b,
     zero_bubble_h1,
 )
+from brigata.schedule.pipeline.programs import PipelineSchedule
 
 Order = Callable[[int, int, int, int], Program]
 

@@ -2,26 +2,23 @@
 
 from collections import Counter
 
-from brigata.schedule.pipeline.actions import Action, Kind, PipelineSchedule, Transfer
+from brigata.schedule.pipeline.actions import Action, Kind, PipelineError
+from brigata.schedule.pipeline.messages import check_messages, with_messages
+from brigata.schedule.pipeline.programs import PipelineSchedule
 
 F, B, I, W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT  # noqa: E741
-
-
-class PipelineError(AssertionError):
-    """A schedule that is wrong, and why."""
 
 
 def check_pipeline(schedule: PipelineSchedule) -> None:
     """Prove that every stage of every micro-batch runs forward and backward once, and that all ranks finish.
 
-    Messages between two ranks are matched in order; a rank's sends go out as they are computed, a receive is
-    waited for where its action needs it.
+    With the messages among the actions as ``with_messages`` puts them, under rendezvous semantics.
 
     Raises:
         PipelineError: something is missing, done twice, on the wrong rank, or waited for for ever.
     """
     _complete(schedule)
-    _finishes(schedule)
+    check_messages(schedule, with_messages(schedule))
 
 
 def _complete(schedule: PipelineSchedule) -> None:
@@ -45,80 +42,18 @@ def _complete(schedule: PipelineSchedule) -> None:
         raise PipelineError(f"{first} is {'missing' if missing else 'there too often'}")
 
 
-def _finishes(schedule: PipelineSchedule) -> None:
-    """Run all programs as far as they go; at the end nothing may be left."""
-    done: set[Action] = set()
-    arrived: set[Transfer] = set()
-    queues = {
-        (source, target): schedule.receives(target, source)
-        for source in range(schedule.ranks)
-        for target in range(schedule.ranks)
-        if source != target
-    }
-    position = [0] * schedule.ranks
-    received = dict.fromkeys(queues, 0)
-    progress = True
-    while progress:
-        progress = False
-        for rank, program in enumerate(schedule.programs):
-            while position[rank] < len(program):
-                action = program[position[rank]]
-                if not _possible(schedule, rank, action, done, queues, received, arrived):
-                    break
-                done.add(action)
-                position[rank] += 1
-                progress = True
-    for rank, program in enumerate(schedule.programs):
-        if position[rank] < len(program):
-            raise PipelineError(f"rank {rank} waits for ever before {program[position[rank]]}")
+def held_activations(schedule: PipelineSchedule, rank: int, kept: float = 1.0) -> float:
+    """The most stages' activations that ``rank`` holds at a time, from a forward to its W, or to its B.
 
-
-def _possible(
-    schedule: PipelineSchedule,
-    rank: int,
-    action: Action,
-    done: set[Action],
-    queues: dict[tuple[int, int], list[Transfer]],
-    received: dict[tuple[int, int], int],
-    arrived: set[Transfer],
-) -> bool:
-    """Whether ``action`` has all it needs; messages ahead of its own are received on the way."""
-    kind, stage, micro_batch = action
-    if kind is W:
-        return Action(I, stage, micro_batch) in done
-    if kind is not F and Action(F, stage, micro_batch) not in done:
-        return False
-    source_stage = stage - 1 if kind is F else stage + 1
-    if not 0 <= source_stage < schedule.stages:
-        return True
-    source_kind = F if kind is F else kind
-    source = schedule.ranks_of[source_stage]
-    before = Action(source_kind, source_stage, micro_batch)
-    if source == rank:
-        return before in done
-    wanted = Transfer(kind is F, source_stage, micro_batch, source, rank)
-    queue, key = queues[source, rank], (source, rank)
-    while wanted not in arrived and received[key] < len(queue):
-        sent = queue[received[key]]
-        if Action(F if sent.forward else source_kind_of(schedule), sent.stage, sent.micro_batch) not in done:
-            return False
-        arrived.add(sent)
-        received[key] += 1
-    return wanted in arrived
-
-
-def source_kind_of(schedule: PipelineSchedule) -> Kind:
-    """The kind of action whose result travels backwards."""
-    return I if schedule.split else B
-
-
-def held_activations(schedule: PipelineSchedule, rank: int) -> int:
-    """The most stages' activations that ``rank`` holds at a time: from a forward to its W, or to its B."""
-    held = most = 0
+    Args:
+        schedule: complete.
+        rank: whose.
+        kept: the share of a stage's activations that its weight gradients need: what I leaves for W. 1: I
+            frees nothing; 0: all that counts is what waits for its I.
+    """
+    held = most = 0.0
+    change = {F: 1.0, I: kept - 1.0, W: -kept, B: -1.0}
     for kind, _, _ in schedule.programs[rank]:
-        if kind is F:
-            held += 1
-            most = max(most, held)
-        elif kind in (B, W):
-            held -= 1
+        held += change[kind]
+        most = max(most, held)
     return most

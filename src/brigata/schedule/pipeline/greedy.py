@@ -1,4 +1,4 @@
-"""Orders found by simulation: each rank takes the best action that is possible, within a limit of memory."""
+"""An order found by simulation: each rank takes the best action possible, within a limit of memory."""
 
 from collections import deque
 from functools import lru_cache
@@ -17,63 +17,48 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> tuple[Program, ...]:
     activations, as much as 1F1B's first rank. Nearly no bubble for m well above p. Source: Qi et al., arXiv
     2405.15362 (ZB-V); the order is our own greedy one.
     """
-    stages = 2 * ranks
-    finished: dict[Action, int] = {}
-    programs: list[list[Action]] = [[] for _ in range(ranks)]
-    next_forward, next_input = [0] * stages, [0] * stages
+    last, never = 2 * ranks - 1, 3 * 2 * ranks * micro_batches * 2
+    forward = [[never] * micro_batches for _ in range(2 * ranks)]
+    inputs = [[never] * micro_batches for _ in range(2 * ranks)]
+    next_forward, next_input = [0] * (2 * ranks), [0] * (2 * ranks)
     pending: list[deque[Action]] = [deque() for _ in range(ranks)]
+    programs: list[list[Action]] = [[] for _ in range(ranks)]
     held = [0] * ranks
-    left = 3 * stages * micro_batches
-    time = 0
-    while left:
-        chosen = []
-        for rank in range(ranks):
-            own = (rank, stages - 1 - rank)
-            action = _choose(own, next_forward, next_input, finished, time, micro_batches, stages)
-            if action is not None and action.kind is F and held[rank] >= 2 * ranks:
-                action = None
-            if action is None and pending[rank]:
-                action = pending[rank][0]
-            if action is not None:
-                chosen.append((rank, action))
-        for rank, action in chosen:
-            programs[rank].append(action)
-            finished[action] = time + 1
-            left -= 1
-            match action.kind:
-                case Kind.FORWARD:
-                    next_forward[action.stage] += 1
-                    held[rank] += 1
-                case Kind.INPUT_GRADIENT:
-                    next_input[action.stage] += 1
-                    pending[rank].append(Action(W, action.stage, action.micro_batch))
-                case _:
-                    pending[rank].popleft()
-                    held[rank] -= 1
-        time += 1
-    return tuple(tuple(program) for program in programs)
 
-
-def _choose(
-    own: tuple[int, int],
-    next_forward: list[int],
-    next_input: list[int],
-    finished: dict[Action, int],
-    time: int,
-    micro_batches: int,
-    stages: int,
-) -> Action | None:
-    """An input gradient if one is possible, else a forward, of the later stage first."""
-    for stage in (own[1], own[0]):
-        number = next_input[stage]
-        if number < next_forward[stage]:
-            before = Action(F, stage, number) if stage == stages - 1 else Action(I, stage + 1, number)
-            if finished.get(before, time + 1) <= time and finished[Action(F, stage, number)] <= time:
+    def choose(rank: int, time: int) -> Action | None:
+        """An input gradient if one is possible, else a forward, of the later stage first; else a W."""
+        own = (last - rank, rank)
+        for stage in own:
+            number = next_input[stage]
+            behind = inputs[stage + 1] if stage < last else forward[stage]
+            if number < next_forward[stage] and max(forward[stage][number], behind[number]) <= time:
                 return Action(I, stage, number)
-    for stage in (own[1], own[0]):
-        number = next_forward[stage]
-        if number < micro_batches:
-            ready = stage == 0 or finished.get(Action(F, stage - 1, number), time + 1) <= time
-            if ready:
+        for stage in own if held[rank] < 2 * ranks else ():
+            number = next_forward[stage]
+            if number < micro_batches and (stage == 0 or forward[stage - 1][number] <= time):
                 return Action(F, stage, number)
-    return None
+        return pending[rank][0] if pending[rank] else None
+
+    time, left = 0, 3 * 2 * ranks * micro_batches
+    while left:
+        time += 1
+        for rank in range(ranks):
+            # what ends at ``time`` can be taken from then on, so that the ranks' turns do not matter
+            action = choose(rank, time - 1)
+            if action is None:
+                continue
+            kind, stage, number = action
+            programs[rank].append(action)
+            left -= 1
+            if kind is F:
+                forward[stage][number] = time
+                next_forward[stage] += 1
+                held[rank] += 1
+            elif kind is I:
+                inputs[stage][number] = time
+                next_input[stage] += 1
+                pending[rank].append(Action(W, stage, number))
+            else:
+                pending[rank].popleft()
+                held[rank] -= 1
+    return tuple(map(tuple, programs))
