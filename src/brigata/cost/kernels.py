@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Product:
-    """``count`` equal matrix products (m, k) @ (k, n) -> (m, n); ``itemsize``: bytes of an element."""
+    """``count`` equal matrix products (m, k) @ (k, n) -> (m, n); ``itemsize``: bytes of an element.
+
+    ``learned``: the second operand is a weight; if not, both operands' gradients are input gradients.
+    """
 
     m: int
     n: int
     k: int
     count: int = 1
     itemsize: int = 2
+    learned: bool = True
 
     @property
     def flops(self) -> float:

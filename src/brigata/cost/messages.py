@@ -48,27 +48,40 @@ def _stream(model: ModelSpec, share: Share, operation: Operation, what: str) -> 
 
 
 def tensor_forward(model: ModelSpec, letter: str, share: Share) -> list[Message]:
-    """Messages of one unit's forward pass over tp; none where tp is 1."""
+    """Messages of one unit's forward pass over tp; none where tp is 1.
+
+    Without sequence parallelism the output is all-reduced and nothing is gathered.
+    """
     if share.tp == 1:
         return []
+    pairs = _pairs(model, letter, share)
+    if not share.sequence_parallel:
+        return [_stream(model, share, "all_reduce", "output")] * pairs + [*_norm(model, letter, share)]
     gather = _stream(model, share, "all_gather", "input")
     scatter = _stream(model, share, "reduce_scatter", "output")
-    messages = [gather, scatter]
-    if letter == "E" and model.experts is not None and model.experts.shared_ffn:
-        messages += [gather, scatter]
-    return [*messages, *_norm(model, letter, share)]
+    return [gather, scatter] * pairs + [*_norm(model, letter, share)]
+
+
+def _pairs(model: ModelSpec, letter: str, share: Share) -> int:
+    """Feed-forwards and mixers of a unit that are cut over tp, each with one message in and one out."""
+    if letter == "E" and model.experts is not None:
+        return (share.cut_experts > 1) + bool(model.experts.shared_ffn)
+    return 2 if letter in ("m", "S") else 1
 
 
 def tensor_backward(model: ModelSpec, letter: str, share: Share, keep_gathered: bool = True) -> list[Message]:
     """Messages of one unit's backward pass over tp; ``keep_gathered``: as ``layout.keep_gathered``."""
     if share.tp == 1:
         return []
-    pairs = 2 if letter == "E" and model.experts is not None and model.experts.shared_ffn else 1
+    pairs = _pairs(model, letter, share)
+    if not share.sequence_parallel:
+        return [_stream(model, share, "all_reduce", "input's gradient")] * pairs + [*_norm(model, letter, share)]
     messages = [
         _stream(model, share, "all_gather", "output's gradient"),
         _stream(model, share, "reduce_scatter", "input's gradient"),
     ] * pairs
-    products = pairs - 1 if letter == "E" else 1  # routed experts keep their tokens in any case
+    routed = letter == "E" and share.cut_experts > 1  # routed experts keep their tokens in any case
+    products = pairs - routed
     if not keep_gathered:
         messages += [_stream(model, share, "all_gather", "input again")] * products
     return [*messages, *_norm(model, letter, share)]

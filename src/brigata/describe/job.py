@@ -53,6 +53,11 @@ class Job(Section):
         return self.workload.global_batch // (self.micro_batch * self.dp)
 
     @property
+    def schedule(self) -> str:
+        """Order of the pipeline, default filled in."""
+        return self.layout.schedule or ("interleaved" if self.layout.virtual_stages > 1 else "1f1b")
+
+    @property
     def warmup(self) -> int:
         """Steps over which the learning rate rises."""
         return min(self.train.steps // 10, 100) if self.train.warmup is None else self.train.warmup
@@ -67,8 +72,8 @@ class Job(Section):
         return self.layout.tp * self.layout.cp * self.layout.pp
 
 
-def parse_job(data: dict[str, Any]) -> Job:
-    """Read a job from plain data and refuse what cannot run.
+def parse_job(data: dict[str, Any], run: bool = True) -> Job:
+    """Read a job from plain data and refuse what cannot run, or (``run`` false) cannot be planned.
 
     Raises:
         JobError: with one sentence for each mistake.
@@ -81,14 +86,16 @@ def parse_job(data: dict[str, Any]) -> Job:
         job = Job.model_validate(data)
     except ValidationError as error:
         raise JobError(*refusals_from_pydantic(error, Job)) from None
-    refusals = find_refusals(job)
+    refusals = find_refusals(job, run)
     if refusals:
         raise JobError(*refusals)
     return job
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+def load_job(path: Path, overrides: Sequence[str] = (), run: bool = True) -> Job:
     """Read a job file and apply ``section.key=value`` overrides (values in TOML notation, or bare words).
+
+    ``run`` false: a job that is described and planned, on devices that need not be here.
 
     Raises:
         JobError: the file is not there or not TOML, or the job cannot run.
@@ -102,7 +109,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
         raise JobError(f"job file {str(path)!r} is not valid TOML: {error}") from None
     for override in overrides:
         _apply_override(data, override)
-    return parse_job(data)
+    return parse_job(data, run)
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:

@@ -16,17 +16,35 @@ class Layout(Section):
     cp: int = Field(default=1, gt=0)
     """Context parallelism."""
     pp: int = Field(default=1, gt=0)
-    """Pipeline stages."""
+    """Pipeline ranks."""
     ep: int = Field(default=1, gt=0)
-    """Expert parallelism; folds into dp * cp."""
+    """Expert parallelism; folds into tp * cp * dp."""
     dp: int | None = Field(default=None, gt=0)
     """Data parallelism. Default: what ``cluster.devices`` leaves, else 1."""
     dp_replicate: int = Field(default=1, gt=0)
     """Replicas: the dp axis is dp_replicate groups of dp / dp_replicate neighbouring ranks. Parameters are
     cut by ZeRO inside a group, gradients are summed over the groups too (hybrid sharded data parallelism,
     HSDP)."""
-    zero: Literal[1, 2, 3] = 2
-    """What dp ranks share out: 1 optimizer state, 2 gradients as well, 3 parameters as well."""
+    sequence_parallel: bool = True
+    """Under tp, the residual stream between units is cut over the ranks as well. ``false`` is for planning."""
+    expert_tp: int | None = Field(default=None, gt=0)
+    """Ranks over which one expert's width is cut. Default: tp."""
+    cp_method: Literal["ring", "gather", "ulysses"] = "ring"
+    """How attention sees the other ranks' tokens: keys and values go round, are gathered, or heads are
+    exchanged for tokens (all-to-all). Mamba-2 hands its states on in any case."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"] | None = None
+    """Order of the pipeline. Default: ``interleaved`` with virtual stages, else ``1f1b``."""
+    virtual_stages: int = Field(default=1, gt=0)
+    """Stages of a pipeline rank."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward computes again: nothing, attention's core, or whole units."""
+    recompute_layers: int | None = Field(default=None, gt=0)
+    """Under ``full``: so many layers of each pipeline rank. Default: all."""
+    offload: Literal["none", "optimizer", "activations"] = "none"
+    """What lies in the host's memory."""
+    zero: Literal[0, 1, 2, 3] = 2
+    """What dp ranks share out: 0 nothing (planning only), 1 optimizer state, 2 gradients as well, 3 parameters
+    as well."""
     zero_engine: Literal["brigata", "fsdp2"] = "brigata"
     """Who runs data parallelism: our engine, or PyTorch's ``fully_shard`` (stages 2 and 3)."""
     slice_by_owner: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +20,22 @@ MOST_RANKS = 64
 """Tensor-parallel degrees are proposed up to this one."""
 
 
-def find_refusals(job: Job) -> list[str]:
-    """All reasons why ``job`` cannot run, one sentence each; empty when it can."""
+def find_refusals(job: Job, run: bool = True) -> list[str]:
+    """All reasons why ``job`` cannot run, or (``run`` false) cannot be planned, one sentence each."""
+    if not run:
+        return [*_layout(job), *_planned(job), *_ranks(job), *_batch(job)]
     return [*_not_there_yet(job), *_layout(job), *_model(job), *_ranks(job), *_batch(job), *_train(job)]
+
+
+RUNNING = {
+    "sequence_parallel": True,
+    "expert_tp": None,
+    "schedule": None,
+    "virtual_stages": 1,
+    "recompute": "none",
+    "offload": "none",
+}
+"""Settings of a layout that only this value of runs yet."""
 
 
 def _not_there_yet(job: Job) -> Iterator[str]:
@@ -29,6 +43,61 @@ def _not_there_yet(job: Job) -> Iterator[str]:
         degree = getattr(job.layout, name)
         if degree != 1:
             yield f"layout.{name} = {degree}: {what} parallelism does not run yet; use 1"
+    for name, value in RUNNING.items():
+        asked = getattr(job.layout, name)
+        if asked != value:
+            way = "leave it out" if value is None else f"use {json.dumps(value)}"
+            yield f"layout.{name} = {json.dumps(asked)} does not run yet, it is planned only; {way}"
+    if job.layout.zero == 0:
+        yield "layout.zero = 0 is planned only; use layout.zero = 1"
+    if job.cluster.preset != "local":
+        yield f"cluster.preset = {job.cluster.preset!r} is described, not here; use cluster.preset = 'local'"
+    if job.train.precision in ("fp16", "fp8", "fp4"):
+        yield f"train.precision = {job.train.precision!r} is planned only; use bf16"
+    if job.train.trained != "all":
+        yield f"train.trained = {job.train.trained!r} is planned only; use 'all'"
+
+
+def _planned(job: Job) -> Iterator[str]:
+    """What no device could do."""
+    model, layout = job.model, job.layout
+    if model.has_attention and model.heads % layout.tp:
+        yield (
+            f"layout.tp = {layout.tp} does not divide model.heads = {model.heads}; "
+            f"use {one_of(divisors(model.heads))}"
+        )
+    stages = layout.pp * layout.virtual_stages
+    units = len(model.pattern)
+    if stages > units:
+        yield (
+            f"layout.pp * layout.virtual_stages = {stages} is more than the {units} units of model.pattern; "
+            f"use {units} or less"
+        )
+    schedule = job.schedule
+    if layout.virtual_stages > 1 and schedule in ("gpipe", "1f1b", "zb-h1", "zb-h2"):
+        yield (
+            f"layout.schedule = {schedule!r} has one stage a rank, not layout.virtual_stages = "
+            f"{layout.virtual_stages}; use layout.schedule = 'interleaved' or layout.virtual_stages = 1"
+        )
+    if layout.pp > 1 and schedule == "dualpipe-v" and job.accumulation < 2 * layout.pp:
+        yield (
+            f"layout.schedule = 'dualpipe-v' needs {2 * layout.pp} micro-batches for layout.pp = {layout.pp}, "
+            f"not {job.accumulation}; use a smaller workload.micro_batch or '1f1b'"
+        )
+    if model.experts is not None:
+        if model.experts.count % layout.ep:
+            yield (
+                f"layout.ep = {layout.ep} does not divide model.experts.count = {model.experts.count}; "
+                f"use {one_of(divisors(model.experts.count))}"
+            )
+        spread = layout.tp * layout.cp * job.dp
+        if spread % (layout.ep * (layout.expert_tp or 1)):
+            yield (
+                f"layout.ep = {layout.ep} with layout.expert_tp = {layout.expert_tp or 1} does not divide "
+                f"tp * cp * dp = {spread}; use layout.ep = {one_of(divisors(spread))}"
+            )
+    elif layout.ep > 1:
+        yield f"layout.ep = {layout.ep}, and model.pattern has no experts; use layout.ep = 1"
 
 
 def _layout(job: Job) -> Iterator[str]:

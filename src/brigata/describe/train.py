@@ -28,8 +28,12 @@ class TrainSpec(Section):
     """Gradients are scaled down to this global norm."""
     seed: int = Field(default=0, ge=0)
     """Seed of initial values, of the order of the data and of the sample."""
-    precision: Literal["fp64", "fp32", "bf16"] = "fp32"
-    """Precision of the products; ``bf16`` keeps fp32 master parameters and optimizer state."""
+    precision: Literal["fp64", "fp32", "fp16", "bf16", "fp8", "fp4"] = "fp32"
+    """Precision of the products; ``bf16`` keeps fp32 master parameters and optimizer state. ``fp16``, ``fp8``
+    and ``fp4`` are for planning."""
+    trained: Literal["all", "lora"] = "all"
+    """``lora`` (planning only): low-rank adapters are trained, the rest is frozen: no weight gradients, no
+    optimizer state."""
     data: str | list[str] | None = None
     """Folder or list of text files, relative to where the command runs. Default: the Python standard
     library's own source files."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from brigata.describe.errors import one_of
-from brigata.schedule.pipeline.greedy import zero_bubble_v
+from brigata.schedule.pipeline.greedy import zero_bubble_h2, zero_bubble_v
 from brigata.schedule.pipeline.orders import (
     Program,
     dual_pipe_v,
@@ -27,6 +27,7 @@ PIPELINE_ORDERS: dict[str, Order] = {
     "1f1b": _single(one_f_one_b),
     "interleaved": interleaved,
     "zb-h1": _single(zero_bubble_h1),
+    "zb-h2": lambda ranks, rank, _, micro_batches: zero_bubble_h2(ranks, micro_batches)[rank],
     "zb-v": lambda ranks, rank, _, micro_batches: zero_bubble_v(ranks, micro_batches)[rank],
     "dualpipe-v": _single(dual_pipe_v),
 }

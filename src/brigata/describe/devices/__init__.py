@@ -1,0 +1,1 @@
+"""Devices, a TOML file each. ``tools/fit_devices.py`` writes them."""

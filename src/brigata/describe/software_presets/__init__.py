@@ -1,0 +1,1 @@
+"""Generations of training software, a TOML file each."""

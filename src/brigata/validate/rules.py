@@ -1,0 +1,162 @@
+"""What a framework fixes by default, for rows that do not say it. Each rule names its ground.
+
+Nothing else is filled: a row that lacks what no rule gives is refused with the reason.
+"""
+
+import re
+
+from brigata.validate.tables import Refused, Row
+
+SOFTWARE = (
+    (r"zero-bubble", "megatron-2023"),
+    (r"mindspeed", "megatron-2023"),
+    (r"maxtext|paxml|pathways|jax|t5x", "xla-2023"),
+    (r"fsdp|foundry|torchtitan|sagemaker|colossal|zero-3|zero-infinity", "fsdp-2023"),
+    (r"primus|nemo|megatron-core|megatron bridge|mcore|megascale|dualpipe|nanotron|torchtitan", "megatron-core"),
+    (r"megatron|neox|deepspeed|oneflow|meta internal", "megatron-2021"),
+)
+"""Words of ``framework`` -> generation; the first that matches. ``megatron-core`` is told apart by date."""
+GRAPHS_FROM = (25, 9)
+"""NeMo's year and month from which its recipes capture CUDA graphs (release notes of 25.09)."""
+PRESETS = {
+    "deepseekv3": "deepseek-v3",
+    "deepseekv2": "deepseek-v2",
+    "qwen330ba3b": "qwen3-30b-a3b",
+    "qwen3235ba22b": "qwen3-235b-a22b",
+    "nemotron3nano": "nemotron3-nano-30b-a3b",
+    "nemotronh8b": "nemotron-h-8b",
+    "nemotronh56b": "nemotron-h-56b",
+    "gptoss120b": "gpt-oss-120b",
+    "gptoss20b": "gpt-oss-20b",
+    "kimik2": "kimi-k2",
+    "mixtral8x7b": "mixtral-8x7b",
+    "mixtral8x22b": "mixtral-8x22b",
+    "grok1314b": "grok-1",
+    "llama4maverick400b": "llama4-maverick",
+    "llama4scout109b": "llama4-scout",
+}
+"""Names of models whose shape does not fit into a table's columns -> their preset."""
+PLAIN_WORDS = ("gpt", "mlm", "zb-", "mpt", "pythia", "nemotron", "bloom", "mt-nlg", "opt", "mcore", "ds-azure")
+"""Models without a gate in their feed-forwards: GPT-2's shape, and Nemotron's squared ReLU."""
+VOCABULARY = {"gpt": 51200, "mlm": 51200, "zb-": 51200, "ds-azure": 51200, "mcore": 131072, "llama": 32000,
+              "baichuan-": 64000, "baichuan2": 125696, "bloom": 250880, "intern": 103168, "qwen": 151936,
+              "aquila": 100008, "mixtral": 32000}
+"""Words of a model's name -> vocabulary, padded as its framework does (Megatron: to 128 * tp; 50,257 -> 51,200)."""
+
+
+def software_of(row: Row) -> str:
+    """The generation of a row's framework."""
+    framework = row.text("framework").lower()
+    for pattern, name in SOFTWARE:
+        if re.search(pattern, framework):
+            if name == "megatron-core":
+                return _dated(row)
+            return name
+    raise Refused(f"framework = {row.text('framework')!r} is not known")
+
+
+def _dated(row: Row) -> str:
+    found = re.search(r"(\d{2})\.(\d{2})", row.text("stack_date"))
+    if found and (int(found[1]), int(found[2])) >= GRAPHS_FROM and "nemo" in row.text("stack_date").lower():
+        return "megatron-2025"
+    return "megatron-2024"
+
+
+def preset_of(row: Row) -> str | None:
+    """The preset of a row's model, if its shape needs one."""
+    return PRESETS.get(re.sub(r"[^a-z0-9]", "", row.text("model").lower()))
+
+
+def is_plain(row: Row) -> bool:
+    """Whether feed-forwards have no gate: GPT-2's descendants, whose width is 4 times hidden."""
+    ffn, hidden = row.number("ffn"), row.need("hidden")
+    named = any(word in row.text("model").lower() for word in PLAIN_WORDS)
+    return (ffn is None and named) or (ffn is not None and ffn == 4 * hidden)
+
+
+def vocabulary_of(row: Row) -> int:
+    """The vocabulary, from the model's family where the row does not print it."""
+    printed = row.number("vocab")
+    if printed is not None:
+        return int(printed)
+    name = row.text("model").lower()
+    for word, size in VOCABULARY.items():
+        if word in name:
+            return size
+    raise Refused("vocab is missing")
+
+
+def recompute_of(row: Row, software: str) -> tuple[str, int | None]:
+    """What is computed again, and in how many layers of a rank.
+
+    Where nothing is said: nothing in Megatron-Core and NeMo (their recipes' default), as in the zero-bubble
+    paper's runs; whole layers in Megatron before selective recomputation (arXiv 2205.05198), which could not
+    have fitted otherwise.
+    """
+    said = row.text("recompute").lower()
+    if not said:
+        return ("full", None) if software == "megatron-2021" and "oneflow" not in row.text("framework").lower() else (
+            "none",
+            None,
+        )
+    layers = re.search(r"block, (\d+) layers", said)
+    if layers:
+        return "full", int(layers[1])
+    if said.startswith(("full", "yes")):
+        return "full", None
+    if said.startswith(("none", "no ")):
+        return "none", None
+    return "selective", None
+
+
+def zero_of(row: Row) -> int:
+    """The ZeRO stage; plain data parallelism where nothing is said."""
+    said = row.text("sharding").lower()
+    found = re.search(r"zero-?(\d)", said)
+    if found:
+        return int(found[1])
+    return 3 if "fsdp" in said or "hsdp" in said else 0
+
+
+def precision_of(row: Row) -> str:
+    """The products' precision; 16 bits where nothing is said."""
+    said = row.text("precision").lower()
+    for word, precision in (("fp4", "fp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32")):
+        if word in said:
+            return precision
+    return "bf16"
+
+
+def schedule_of(row: Row, stages: int) -> tuple[str, int]:
+    """The pipeline's order, and stages a rank."""
+    said = row.text("pp_schedule").lower()
+    for word, order in (("zb-1p", "zb-h1"), ("zb-h1", "zb-h1"), ("zb-2p", "zb-h2"), ("zb-h2", "zb-h2"),
+                        ("zbv", "zb-v"), ("zb-v", "zb-v"), ("dualpipev", "dualpipe-v"), ("gpipe", "gpipe")):
+        if word in said:
+            return order, 1
+    if "dualpipe" in said:
+        raise Refused(f"pp_schedule = {row.text('pp_schedule')!r} is not modelled")
+    return ("interleaved", stages) if stages > 1 else ("1f1b", 1)
+
+
+def network_of(row: Row) -> float | None:
+    """GB/s a device between nodes, where ``interconnect`` says it: N x R Gb/s per node, or R Gb/s per node."""
+    said, devices = row.text("interconnect"), row.count("gpus_per_node", 8)
+    found = re.search(r"(\d+)\s*x\s*(\d+)\s*Gb/s", said)
+    if found:
+        return int(found[1]) * int(found[2]) / 8 / devices
+    found = re.search(r"(\d+)\s*x\s*(?:HDR|NDR|EDR)?\s*(\d+)\s*Gb/s", said)
+    if found:
+        return int(found[1]) * int(found[2]) / 8 / devices
+    found = re.search(r"(\d+)\s*Gb/s[^;]*per node", said)
+    return int(found[1]) / 8 / devices if found else None
+
+
+def sequence_parallel_of(row: Row, software: str, tp: int) -> bool:
+    """Said, or from Megatron-Core on with tp; before, with selective recomputation only (arXiv 2205.05198)."""
+    said = row.text("seq_parallel").lower()
+    if said:
+        return said.startswith(("yes", "1", "true", "on"))
+    if software == "megatron-2021":
+        return row.text("recompute").lower().startswith("selective")
+    return tp > 1
