@@ -19,6 +19,8 @@ class SoftwareSpec(Section):
     """Attention is one kernel, its scores never reach memory (FlashAttention, arXiv 2205.14135)."""
     packed: bool = True
     """Weights that share an input are one product (query, key and value; gate and up)."""
+    fused_loss: bool = True
+    """The loss is one kernel each way; if not, a dozen on fp32 logits."""
     dropout: bool = False
     """Dropout on attention's probabilities and on each unit's output."""
     gradient_bytes: int = Field(default=4, gt=0)
@@ -46,11 +48,13 @@ class SoftwareSpec(Section):
     """Fitted: by which share of it work is slower while messages travel beside it."""
     exposed: float = Field(default=0.2, ge=0, le=1)
     """Fitted: share of messages that could be hidden and are not."""
+    attention: float = Field(default=1.0, gt=0)
+    """Fitted: speed of fused attention, relative to the device's curve."""
     fitted: str = ""
     """On which sources."""
 
 
-FITTED = ("host_us", "elementwise", "contention", "exposed")
+FITTED = ("host_us", "elementwise", "contention", "exposed", "attention")
 """The parameters that are fitted."""
 FOLDER = resources.files("brigata.describe.software_presets")
 

@@ -5,7 +5,9 @@ from functools import cached_property
 from math import gcd
 
 from brigata.cost.units import Share
+from brigata.describe.device import DeviceSpec
 from brigata.describe.job import Job
+from brigata.describe.software import SoftwareSpec
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4}
 """Bytes of an activation by precision; all others keep 2 bytes."""
@@ -13,14 +15,21 @@ ITEM_BYTES = {"fp64": 8, "fp32": 4}
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A job's ranks in the order tp, cp, dp, pp, neighbours first."""
+    """A job's ranks in the order tp, cp, dp, pp, neighbours first; on which device, under which software."""
 
     job: Job
+    device: DeviceSpec
+    software: SoftwareSpec
+
+    @classmethod
+    def of(cls, job: Job) -> "Arrangement":
+        """On the device and under the software that the job names."""
+        return cls(job, job.cluster.device, job.cluster.software_spec)
 
     @cached_property
     def share(self) -> Share:
         """What one rank computes of a micro-batch."""
-        job, layout, software = self.job, self.job.layout, self.job.cluster.software_spec
+        job, layout, software = self.job, self.job.layout, self.software
         length = self.job.workload.seq_len // layout.cp
         whole = job.workload.seq_len
         return Share(

@@ -34,14 +34,14 @@ def gather_and_scatter(costs: StageCosts, stage: Passes) -> Exposed:
         for held, ranks in ((dense_held(model, letter, share), inside), (routed_held(model, letter, share), routed)):
             if not held or ranks == 1:
                 continue
-            weights, gradients = held * share.itemsize, held * job.cluster.software_spec.gradient_bytes
+            weights, gradients = held * share.itemsize, held * arrangement.software.gradient_bytes
             one = costs.message_seconds(Message("all_gather", "dp", weights, ranks, "parameters"))
             gather += one
             scatter += costs.message_seconds(Message("reduce_scatter", "dp", gradients, ranks, "gradients"))
             largest = max(largest, one)
     share_of_stage = 1 / layout.pp
     gather, scatter = gather * share_of_stage, scatter * share_of_stage
-    software = job.cluster.software_spec
+    software = arrangement.software
     result = Exposed()
     backward = stage.again.total + stage.input_gradient.total + stage.weight_gradient.total
     forward_travel = gather if layout.zero == 3 else gather / job.accumulation

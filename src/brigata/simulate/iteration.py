@@ -41,7 +41,12 @@ class Iteration:
 
 def simulate_iteration(job: Job) -> Iteration:
     """Assemble one step of ``job``."""
-    arrangement = Arrangement(job)
+    return iterate(Arrangement.of(job))
+
+
+def iterate(arrangement: Arrangement) -> Iteration:
+    """Assemble one step of what is arranged."""
+    job = arrangement.job
     costs = StageCosts(arrangement)
     passes = _stages(costs)
     sharded = [gather_and_scatter(costs, stage) for stage in passes] if job.layout.zero >= 2 else []
@@ -53,13 +58,15 @@ def simulate_iteration(job: Job) -> Iteration:
         StageTimes(p.forward.total, p.again.total + p.input_gradient.total, p.weight_gradient.total)
         for p in passes
     ]
+    schedule = _schedule(job)
     pipeline = time_pipeline(
-        _schedule(job), times, _boundaries(costs), overlap=job.cluster.software_spec.overlap_pipeline
+        schedule, times, _boundaries(costs), overlap=arrangement.software.overlap_pipeline
     )
     after = _after(costs, passes, pipeline)
-    ends = [pipeline.ends[rank][-1] + sum(parts.values()) for rank, parts in enumerate(after)]
+    begins = [starts[0] if schedule.split else 0.0 for starts in pipeline.starts]  # ranks step by themselves
+    ends = [pipeline.ends[rank][-1] - begins[rank] + sum(parts.values()) for rank, parts in enumerate(after)]
     last = max(range(len(ends)), key=ends.__getitem__)
-    breakdown = _breakdown(arrangement, passes, pipeline, last)
+    breakdown = _breakdown(arrangement, passes, pipeline.ends[last][-1] - begins[last], last)
     breakdown.update(after[last])
     flops = sum(
         p.forward.flops + p.again.flops + p.input_gradient.flops + p.weight_gradient.flops for p in passes
@@ -96,9 +103,9 @@ def _boundaries(costs: StageCosts) -> float | list[float]:
     if job.layout.pp == 1:
         return 0.0
     stream = share.tokens * job.model.hidden * share.itemsize / job.layout.tp  # cut over tp in any case
-    device, cluster = job.cluster.device, job.cluster
+    device = arrangement.device
     inside = device.link_gbs * 1e9 * 0.7
-    network = cluster.network * 1e9 * device.curves.network_share
+    network = job.cluster.network * 1e9 * device.curves.network_share
     near = 10e-6 + stream / inside
     far = device.curves.network_us * 1e-6 + stream / network
     if not share.sequence_parallel and job.layout.tp > 1:
@@ -114,7 +121,7 @@ def _boundaries(costs: StageCosts) -> float | list[float]:
 def _after(costs: StageCosts, passes: list[Passes], pipeline: PipelineTimes) -> list[dict[str, float]]:
     """By pipeline rank, what follows its last action."""
     arrangement = costs.arrangement
-    job, software = arrangement.job, arrangement.job.cluster.software_spec
+    job, software = arrangement.job, arrangement.software
     tied = tied_seconds(costs)
     result = []
     for rank, held in enumerate(held_by_stage(arrangement)):
@@ -138,7 +145,7 @@ def _after(costs: StageCosts, passes: list[Passes], pipeline: PipelineTimes) -> 
 
 
 def _breakdown(
-    arrangement: Arrangement, passes: list[Passes], pipeline: PipelineTimes, rank: int
+    arrangement: Arrangement, passes: list[Passes], span: float, rank: int
 ) -> Counter[str]:
     """Seconds of the pipeline by kind on ``rank``: its work, and the bubble."""
     times: Counter[str] = Counter()
@@ -149,5 +156,5 @@ def _breakdown(
                 for kind, seconds in part.seconds.items():
                     times[kind] += count * seconds
             times["recompute"] += count * stage.again.total
-    times["bubble"] = pipeline.ends[rank][-1] - sum(times.values())
+    times["bubble"] = span - sum(times.values())
     return times

@@ -21,6 +21,8 @@ KINDS: dict[type, str] = {
     Elementwise: "elementwise",
 }
 """What a kernel's time is booked under."""
+LOSS_LAUNCHES = 20
+"""Kernels of a loss that is not fused, forward; half as many backward."""
 
 
 @dataclass
@@ -82,8 +84,6 @@ class StageCosts:
             total.add(self.embedding)
         if number == len(stages) - 1:
             total.add(self.head)
-        for part in (total.forward, total.again, total.input_gradient, total.weight_gradient):
-            self._wait_for_host(part)
         return total
 
     @cached_property
@@ -92,7 +92,11 @@ class StageCosts:
         share, model = self.arrangement.share, self.arrangement.job.model
         stream = share.stream_tokens * model.hidden * share.itemsize
         kernels = [Elementwise("norm", 2 * stream), *head_forward(model, share)]
-        return self._passes(kernels, precision=self._wide)
+        passes = self._passes(kernels, precision=self._wide)
+        if not self.arrangement.software.fused_loss:
+            passes.forward.launches += LOSS_LAUNCHES
+            passes.input_gradient.launches += LOSS_LAUNCHES // 2
+        return self._paced(passes)
 
     @cached_property
     def embedding(self) -> Passes:
@@ -100,7 +104,7 @@ class StageCosts:
         share, model = self.arrangement.share, self.arrangement.job.model
         stream = share.tokens * model.hidden * share.itemsize
         kernels: list[Kernel] = [Elementwise("embedding", (2.0 + (model.positions == "learned")) * stream)]
-        return self._passes(kernels)
+        return self._paced(self._passes(kernels))
 
     @property
     def _wide(self) -> str:
@@ -121,15 +125,18 @@ class StageCosts:
         return passes
 
     def _book(self, part: Pass, kernel: Kernel, precision: str | None) -> None:
-        cluster = self.arrangement.job.cluster
         chosen = precision or self.arrangement.job.train.precision
         if isinstance(kernel, Product) and not kernel.learned:
             chosen = self._wide
         if isinstance(kernel, Elementwise):
-            kernel = Elementwise(kernel.what, kernel.bytes * cluster.software_spec.elementwise, kernel.flops)
-        part.seconds[KINDS[type(kernel)]] += kernel_seconds(cluster.device, kernel, chosen)
+            kernel = Elementwise(kernel.what, kernel.bytes * self.arrangement.software.elementwise, kernel.flops)
+        part.seconds[KINDS[type(kernel)]] += self._kernel_seconds(kernel, chosen)
         part.flops += kernel.flops if not isinstance(kernel, Elementwise) else 0.0
         part.launches += 1
+
+    def _kernel_seconds(self, kernel: Kernel, precision: str) -> float:
+        seconds = kernel_seconds(self.arrangement.device, kernel, precision)
+        return seconds / self.arrangement.software.attention if isinstance(kernel, Attention) else seconds
 
     def _unit(self, letter: str) -> Passes:
         job, share = self.arrangement.job, self.arrangement.share
@@ -148,7 +155,7 @@ class StageCosts:
             passes.again.add(passes.forward)
         elif layout.recompute == "selective" and letter in "*wL":
             self._recompute_core(passes, letter)
-        return passes
+        return self._paced(passes)
 
     @property
     def _keeps_gathered(self) -> bool:
@@ -163,7 +170,7 @@ class StageCosts:
                 self._book(passes.again, kernel, None)
 
     def _overlap(self, axis: str) -> bool:
-        software = self.arrangement.job.cluster.software_spec
+        software = self.arrangement.software
         if axis == "tp":
             return software.overlap_tensor
         return axis == "cp" or software.overlap_experts
@@ -173,7 +180,7 @@ class StageCosts:
         if not messages:
             return
         travel = sum(self.message_seconds(message) for message in messages)
-        software = self.arrangement.job.cluster.software_spec
+        software = self.arrangement.software
         beside = part.seconds["attention"] if axis == "cp" else part.total
         hidden = min(travel, beside) * (1 - software.exposed) if overlap else 0.0
         part.seconds[f"exposed {axis}"] += travel - hidden
@@ -184,8 +191,11 @@ class StageCosts:
         """Seconds of a collective of this job's groups."""
         cluster = self.arrangement.job.cluster
         near = self.arrangement.per_domain(self.arrangement.stride[message.axis], message.ranks)
-        return collective_seconds(cluster.device, message, near, cluster.network)
+        return collective_seconds(self.arrangement.device, message, near, cluster.network)
 
-    def _wait_for_host(self, part: Pass) -> None:
-        floor = part.launches * self.arrangement.job.cluster.software_spec.host_us * 1e-6
-        part.seconds["host"] += max(floor - part.total, 0.0)
+    def _paced(self, passes: Passes) -> Passes:
+        """With what the device waits for the host, which launches one kernel after the other."""
+        host = self.arrangement.software.host_us * 1e-6
+        for part in (passes.forward, passes.again, passes.input_gradient, passes.weight_gradient):
+            part.seconds["host"] += max(part.launches * host - part.total, 0.0)
+        return passes

@@ -59,7 +59,7 @@ def replicas(arrangement: Arrangement) -> tuple[int, int]:
 
 def gradient_messages(arrangement: Arrangement, held: Held) -> list[Message]:
     """Messages that sum a rank's gradients and bring back its parameters, once a step."""
-    job, software = arrangement.job, arrangement.job.cluster.software_spec
+    job, software = arrangement.job, arrangement.software
     messages = []
     dense, routed = replicas(arrangement)
     for parameters, ranks in ((held.dense, dense), (held.routed, routed)):
@@ -78,12 +78,12 @@ def gradient_messages(arrangement: Arrangement, held: Held) -> list[Message]:
 
 def optimizer_seconds(arrangement: Arrangement, held: Held) -> float:
     """Adam and the gradient norm, bound by memory; cut over data-parallel ranks from ZeRO-1 on."""
-    job, device = arrangement.job, arrangement.job.cluster.device
+    job, device = arrangement.job, arrangement.device
     if job.train.trained == "lora":
         return 0.0
     dense, routed = replicas(arrangement) if job.layout.zero else (1, 1)
     parameters = held.dense / dense + held.routed / routed
-    moved = parameters * (OPTIMIZER_BYTES + 2 * job.cluster.software_spec.gradient_bytes)
+    moved = parameters * (OPTIMIZER_BYTES + 2 * arrangement.software.gradient_bytes)
     rate = device.memory_gbs * 1e9 * device.curves.stream.memory
     if job.layout.offload == "optimizer":
         return parameters * (OPTIMIZER_BYTES / 4) / (device.host_gbs * 1e9) + moved / rate
@@ -96,5 +96,5 @@ def tied_seconds(costs: StageCosts) -> float:
     job = arrangement.job
     if not job.model.tie_embeddings or job.layout.pp == 1:
         return 0.0
-    table = table_held(job.model, arrangement.share) * job.cluster.software_spec.gradient_bytes
+    table = table_held(job.model, arrangement.share) * arrangement.software.gradient_bytes
     return costs.message_seconds(Message("all_reduce", "pp", table, 2, "tied embedding"))

@@ -11,11 +11,14 @@ SOFTWARE = (
     (r"zero-bubble", "megatron-2023"),
     (r"mindspeed", "megatron-2023"),
     (r"maxtext|paxml|pathways|jax|t5x", "xla-2023"),
-    (r"fsdp|foundry|torchtitan|sagemaker|colossal|zero-3|zero-infinity", "fsdp-2023"),
-    (r"primus|nemo|megatron-core|megatron bridge|mcore|megascale|dualpipe|nanotron|torchtitan", "megatron-core"),
+    (r"zero-3|zero-infinity", "deepspeed-2021"),
+    (r"fsdp|foundry|torchtitan|sagemaker|colossal|nanotron|lightning", "pytorch-2023"),
+    (r"primus|nemo|megatron-core|megatron bridge|mcore|megascale|dualpipe", "megatron-core"),
     (r"megatron|neox|deepspeed|oneflow|meta internal", "megatron-2021"),
 )
 """Words of ``framework`` -> generation; the first that matches. ``megatron-core`` is told apart by date."""
+OMNI_PATH = 0.2
+"""Share of its nominal rate that Omni-Path reached on Jean Zay (measured: stas00/ml-engineering, network)."""
 GRAPHS_FROM = (25, 9)
 """NeMo's year and month from which its recipes capture CUDA graphs (release notes of 25.09)."""
 PRESETS = {
@@ -51,6 +54,8 @@ def software_of(row: Row) -> str:
         if re.search(pattern, framework):
             if name == "megatron-core":
                 return _dated(row)
+            if name == "megatron-2021" and zero_of(row) == 3:
+                return "deepspeed-2021"
             return name
     raise Refused(f"framework = {row.text('framework')!r} is not known")
 
@@ -75,10 +80,10 @@ def is_plain(row: Row) -> bool:
 
 
 def vocabulary_of(row: Row) -> int:
-    """The vocabulary, from the model's family where the row does not print it."""
-    printed = row.number("vocab")
+    """The vocabulary, from the model's family where the row does not print it; padded under tp, as Megatron does."""
+    printed, tp = row.number("vocab"), row.count("tp")
     if printed is not None:
-        return int(printed)
+        return int(printed) if tp == 1 else -(-int(printed) // (128 * tp)) * 128 * tp
     name = row.text("model").lower()
     for word, size in VOCABULARY.items():
         if word in name:
@@ -142,6 +147,8 @@ def schedule_of(row: Row, stages: int) -> tuple[str, int]:
 def network_of(row: Row) -> float | None:
     """GB/s a device between nodes, where ``interconnect`` says it: N x R Gb/s per node, or R Gb/s per node."""
     said, devices = row.text("interconnect"), row.count("gpus_per_node", 8)
+    if "Omni-Path" in said:  # Jean Zay: all-reduces of 32 and 16 devices measured at a fifth of the adapters' rate
+        return 50 * OMNI_PATH / devices
     found = re.search(r"(\d+)\s*x\s*(\d+)\s*Gb/s", said)
     if found:
         return int(found[1]) * int(found[2]) / 8 / devices

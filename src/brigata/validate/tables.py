@@ -71,8 +71,8 @@ class Row:
     @property
     def judged(self) -> bool:
         """Whether its error counts: read from a text or table, its layout stated, not marked as wrong."""
-        words = (self.text("verification") + " " + self.text("notes")).lower()
-        doubtful = ("digitized", "layout recalled", "exclude", "layout inconsistent")
+        words = self.text("verification") + " " + self.text("notes")
+        doubtful = ("digitized", "layout recalled", "EXCLUDE", "LAYOUT INCONSISTENT")
         return self.source != "bigscience-v100" and not any(word in words for word in doubtful)
 
 
