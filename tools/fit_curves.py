@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from brigata.cost.collectives import inside_seconds
-from brigata.cost.curves import attention_seconds, kernel_seconds, product_seconds
+from brigata.cost.curves import attention_seconds, kernel_seconds, product_seconds, quantise_seconds
 from brigata.cost.kernels import Attention, Grouped, Scan
 from brigata.describe.device import AttentionCurve, CollectiveCurve, DeviceSpec, ProductCurve, ScanCurve
 
@@ -59,7 +59,8 @@ def fit_products(device: DeviceSpec, precision: str, rows: Sequence[Row]) -> Fit
     def predict(parameters: dict[str, float], i: int) -> float:
         m, n, k = shapes[i]
         moved = wide * (m * k + k * n) + 2.0 * m * n
-        return product_seconds(device, ProductCurve(**parameters), shapes[i], 1, moved, peak)
+        seconds = product_seconds(device, ProductCurve(**parameters), shapes[i], 1, moved, peak)
+        return seconds + quantise_seconds(device, precision, m * k)
 
     return fit(f"product {precision}", {"rate": 0.75, "launch_us": 4.0, "memory": 0.8, "tile": 0.1},
                {"rate": (0.1, 1.2), "launch_us": (0, 40), "memory": (0.1, 1.1), "tile": (0, 2)},
@@ -84,7 +85,7 @@ def _core(row: Row) -> Attention:
                      int(row["head_dim"]))
 
 
-def fit_grouped(device: DeviceSpec, rows: Sequence[Row]) -> Fit | None:
+def fit_grouped(device: DeviceSpec, precision: str, rows: Sequence[Row]) -> Fit | None:
     """A layer of experts: two grouped products (gate with up, down), balanced or nearly."""
     shapes = []
     for r in rows:
@@ -95,10 +96,10 @@ def fit_grouped(device: DeviceSpec, rows: Sequence[Row]) -> Fit | None:
         shapes.append((Grouped(rows_here, 2 * inner, hidden, experts), Grouped(rows_here, hidden, inner, experts)))
 
     def predict(parameters: dict[str, float], i: int) -> float:
-        curves = device.curves.model_copy(update={"grouped": ProductCurve(**parameters)})
-        return sum(kernel_seconds(device.model_copy(update={"curves": curves}), k, "bf16") for k in shapes[i])
+        curves = device.curves.model_copy(update={"grouped": {precision: ProductCurve(**parameters)}})
+        return sum(kernel_seconds(device.model_copy(update={"curves": curves}), k, precision) for k in shapes[i])
 
-    return fit("grouped", {"rate": 0.6, "launch_us": 20.0, "memory": 0.7, "tile": 0.2},
+    return fit(f"grouped {precision}", {"rate": 0.6, "launch_us": 20.0, "memory": 0.7, "tile": 0.2},
                {"rate": (0.05, 1.2), "launch_us": (0, 200), "memory": (0.05, 1.1), "tile": (0, 2)},
                predict, [float(r["latency_ms"]) / 1e3 for r in rows])
 

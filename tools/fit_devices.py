@@ -94,7 +94,7 @@ def published(row: Row) -> dict[str, Any]:
 
 def fit_device(spec: DeviceSpec, names: Sequence[str], tables: dict[str, list[Row]]) -> tuple[dict[str, Any], list[Fit]]:
     """Curves of one device from what was measured on it."""
-    curves: dict[str, Any] = {"product": {}, "collective": {}}
+    curves: dict[str, Any] = {"product": {}, "grouped": {}, "collective": {}}
     fits: list[Fit] = []
 
     def rows(table: str, **wanted: str) -> list[Row]:
@@ -108,9 +108,16 @@ def fit_device(spec: DeviceSpec, names: Sequence[str], tables: dict[str, list[Ro
     for dtype, precision in DTYPES.items():
         keep(curves["product"], precision, fit_products(spec, precision, rows("gemm", dtype=dtype)))
     keep(curves, "attention", fit_attention(spec, rows("attention")))
-    keep(curves, "grouped", fit_grouped(spec, rows("moe", dtype="bfloat16", routing="balanced") or
-                                        rows("moe", dtype="bfloat16", routing="power_law_1.01")))
+    for dtype, precision in {"bfloat16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4"}.items():
+        even = rows("moe", dtype=dtype, routing="balanced") or rows("moe", dtype=dtype, routing="power_law_1.01")
+        even = [row for row in even if "min_latency" not in row["kernel"]]
+        if dtype == "fp8_block" and "B200" not in names[0]:
+            even = []  # block scales in software; training on Hopper scales whole tensors
+        keep(curves["grouped"], precision, fit_grouped(spec, precision, even))
     keep(curves, "scan", fit_scan(spec, rows("mamba_linear_attention", kernel="mamba_chunk_scan_combined")))
+    if "bf16" in curves["grouped"] and "fp8" in curves["product"] and "fp8" not in curves["grouped"]:
+        bf16, share = curves["grouped"]["bf16"], curves["product"]["fp8"]["rate"] / curves["product"]["bf16"]["rate"]
+        curves["grouped"]["fp8"] = {**bf16, "rate": round(bf16["rate"] * share, 4)}
     inside = [r for r in tables["collectives"] if r["gpu"] in names and r["source_key"] == "aiconfigurator"]
     for operation, ours in OPERATIONS.items():
         keep(curves["collective"], ours, fit_collective(spec, ours, [r for r in inside if r["op"] == operation]))
@@ -167,7 +174,7 @@ def inherit(presets: dict[str, dict[str, Any]], name: str, like: str) -> None:
     """Curves that were not measured on ``name`` are those of ``like``."""
     own, other = presets[name]["curves"], presets[like]["curves"]
     for key, value in other.items():
-        own[key] = {**value, **own.get(key, {})} if key in ("product", "collective") else own.get(key, value)
+        own[key] = {**value, **own.get(key, {})} if key in ("product", "grouped", "collective") else own.get(key, value)
     said = presets[name]["fitted"]
     presets[name]["fitted"] = f"{said}{'; ' if said else ''}what was not measured: as {like}"
 

@@ -31,6 +31,7 @@ FREE = {
     "megatron-2023": ("host_us", "elementwise", "contention"),
     "megatron-2024": ("host_us", "elementwise", "contention", "exposed"),
     "megatron-2025": ("host_us", "elementwise", "contention", "exposed"),
+    "megatron-2026": ("host_us", "elementwise", "contention", "exposed"),
     "pytorch-2023": ("elementwise", "contention", "exposed", "attention"),
     "xla-2023": ("elementwise", "contention", "exposed", "attention"),
     "deepspeed-2021": ("elementwise", "contention", "exposed"),

@@ -46,6 +46,13 @@ def product_seconds(
     return float(curve.launch_us * 1e-6 + (best**SHARPNESS + memory**SHARPNESS) ** (1 / SHARPNESS))
 
 
+def quantise_seconds(device: DeviceSpec, precision: str, elements: float) -> float:
+    """Reading 16-bit elements and writing them in 8 or 4 bits, before a product of these."""
+    if precision not in ("fp8", "fp4"):
+        return 0.0
+    return 3.0 * elements / (device.memory_gbs * 1e9 * device.curves.stream.memory)
+
+
 def attention_seconds(device: DeviceSpec, curve: AttentionCurve, core: Attention, peak: float) -> float:
     """Fused attention: rounds of query blocks, slower for few keys; a cache's bytes where queries are few."""
     rows = 128 if core.queries >= 128 else max(core.queries, 1)
@@ -72,11 +79,12 @@ def kernel_seconds(device: DeviceSpec, kernel: Kernel, precision: str | None = N
             chosen = precision or PRECISIONS[kernel.itemsize]
             peak = device.peak(chosen) * device.curves.sustained
             curve, shape = device.curve(chosen), (kernel.m, kernel.n, kernel.k)
-            return product_seconds(device, curve, shape, kernel.count, kernel.bytes, peak)
+            seconds = product_seconds(device, curve, shape, kernel.count, kernel.bytes, peak)
+            return seconds + quantise_seconds(device, chosen, kernel.m * kernel.k * kernel.count)
         case Grouped():
             chosen = precision or PRECISIONS[kernel.itemsize]
             peak = device.peak(chosen) * device.curves.sustained
-            curve = device.curves.grouped or device.curve(chosen)
+            curve = device.curve(chosen, grouped=True)
             filled = min(kernel.experts, kernel.rows)
             shape = (max(kernel.rows // filled, 1), kernel.n, kernel.k)
             return product_seconds(device, curve, shape, filled, kernel.bytes, peak)

@@ -80,7 +80,8 @@ class Curves(Section):
 
     product: dict[Precision, ProductCurve] = {}
     attention: AttentionCurve = AttentionCurve()
-    grouped: ProductCurve | None = None
+    grouped: dict[Precision, ProductCurve] = {}
+    """Products of experts."""
     stream: StreamCurve = StreamCurve()
     scan: ScanCurve = ScanCurve()
     collective: dict[str, CollectiveCurve] = {}
@@ -135,12 +136,13 @@ class DeviceSpec(Section):
             precision = wider[precision]
         return self.peak_tflops[precision] * 1e12  # type: ignore[index]
 
-    def curve(self, precision: str) -> ProductCurve:
+    def curve(self, precision: str, grouped: bool = False) -> ProductCurve:
         """The curve of products of ``precision``, or the nearest that was fitted."""
-        for name in (precision, "bf16", "fp16", "fp32"):
-            if name in self.curves.product:
-                return self.curves.product[name]  # type: ignore[index]
-        return ProductCurve()
+        nearest = {"fp4": "fp8", "fp8": "bf16", "fp16": "bf16", "tf32": "bf16", "fp32": "bf16", "fp64": "bf16"}
+        curves = (self.curves.grouped if grouped else {}) or self.curves.product
+        while precision not in curves and precision in nearest:
+            precision = nearest[precision]
+        return curves.get(precision, ProductCurve())  # type: ignore[call-overload, no-any-return]
 
 
 FOLDER = resources.files("brigata.describe.devices")

@@ -19,8 +19,9 @@ SOFTWARE = (
 """Words of ``framework`` -> generation; the first that matches. ``megatron-core`` is told apart by date."""
 OMNI_PATH = 0.2
 """Share of its nominal rate that Omni-Path reached on Jean Zay (measured: stas00/ml-engineering, network)."""
-GRAPHS_FROM = (25, 9)
-"""NeMo's year and month from which its recipes capture CUDA graphs (release notes of 25.09)."""
+GENERATIONS = (((26, 5), "megatron-2026"), ((25, 6), "megatron-2025"))
+"""NeMo's year and month -> generation: from 25.07 the performance recipes capture CUDA graphs and fuse the
+experts' permutation; from 26.06 they overlap more of it (NeMo Framework and Megatron Bridge release notes)."""
 PRESETS = {
     "deepseekv3": "deepseek-v3",
     "deepseekv2": "deepseek-v2",
@@ -61,9 +62,10 @@ def software_of(row: Row) -> str:
 
 
 def _dated(row: Row) -> str:
-    found = re.search(r"(\d{2})\.(\d{2})", row.text("stack_date"))
-    if found and (int(found[1]), int(found[2])) >= GRAPHS_FROM and "nemo" in row.text("stack_date").lower():
-        return "megatron-2025"
+    found = re.search(r"nemo (\d{2})\.(\d{2})", row.text("stack_date").lower())
+    for since, name in GENERATIONS if found else ():
+        if (int(found[1]), int(found[2])) >= since:
+            return name
     return "megatron-2024"
 
 
