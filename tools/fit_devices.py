@@ -107,6 +107,9 @@ def fit_device(spec: DeviceSpec, names: Sequence[str], tables: dict[str, list[Ro
 
     for dtype, precision in DTYPES.items():
         keep(curves["product"], precision, fit_products(spec, precision, rows("gemm", dtype=dtype)))
+    for precision in ("fp8", "fp4"):  # measured with the launches of quantisation, which training fuses
+        if precision in curves["product"]:
+            curves["product"][precision]["launch_us"] = curves["product"]["bf16"]["launch_us"]
     keep(curves, "attention", fit_attention(spec, rows("attention")))
     for dtype, precision in {"bfloat16": "bf16", "fp8_block": "fp8", "nvfp4": "fp4"}.items():
         even = rows("moe", dtype=dtype, routing="balanced") or rows("moe", dtype=dtype, routing="power_law_1.01")

@@ -29,9 +29,9 @@ PRESETS = Path(brigata.describe.__file__).parent
 FREE = {
     "megatron-2021": ("host_us", "elementwise"),
     "megatron-2023": ("host_us", "elementwise", "contention"),
-    "megatron-2024": ("host_us", "elementwise", "contention", "exposed"),
-    "megatron-2025": ("host_us", "elementwise", "contention", "exposed"),
-    "megatron-2026": ("host_us", "elementwise", "contention", "exposed"),
+    "megatron-2024": ("elementwise", "contention", "exposed", "attention"),
+    "megatron-2025": ("elementwise", "contention", "exposed", "attention"),
+    "megatron-2026": ("elementwise", "contention", "exposed", "attention"),
     "pytorch-2023": ("elementwise", "contention", "exposed", "attention"),
     "xla-2023": ("elementwise", "contention", "exposed", "attention"),
     "deepspeed-2021": ("elementwise", "contention", "exposed"),

@@ -48,11 +48,14 @@ def context_messages(model: ModelSpec, letter: str, share: Share, cp: int, metho
     return [Message("all_gather", "cp", kv * cp, cp, "keys and values")]
 
 
-def expert_messages(model: ModelSpec, letter: str, share: Share) -> list[Message]:
-    """Messages of a unit's forward pass over ep: tokens to their experts and back (all-to-all each)."""
+def expert_messages(model: ModelSpec, letter: str, share: Share, copies: float = 1.0) -> list[Message]:
+    """Messages of a unit's forward pass over ep: tokens to their experts and back (all-to-all each).
+
+    ``copies``: share of a token's ``top_k`` copies that travel.
+    """
     if letter != "E" or model.experts is None or share.ep == 1:
         return []
     rows = share.tokens / share.tp * model.experts.top_k if share.expert_tp else share.tokens * model.experts.top_k
-    moved = float(rows * model.hidden * share.itemsize * share.ep)
+    moved = float(rows * model.hidden * share.itemsize * share.ep * copies)
     message = Message("all_to_all", "ep", moved, share.ep, "tokens to experts")
     return [message, message]

@@ -33,6 +33,8 @@ class SoftwareSpec(Section):
     """A rank computes while activations travel to the next stage."""
     overlap_experts: bool = False
     """Tokens travel to experts while other work runs."""
+    tokens_once_a_node: bool = False
+    """A token is sent to a node once, however many of its experts are there (DeepEP)."""
     sequence_parallel: bool = True
     """The default of ``layout.sequence_parallel`` where rows of a table do not say it."""
     context_gb: float = Field(default=1.0, ge=0)

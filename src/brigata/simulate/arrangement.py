@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
 
 from brigata.cost.units import Share
 from brigata.describe.device import DeviceSpec
@@ -54,15 +53,15 @@ class Arrangement:
     def per_domain(self, stride: int, ranks: int) -> int:
         """Ranks of a group, ``stride`` apart, that lie in one domain of fast links."""
         within = max(self.domain // stride, 1)
-        return ranks if within >= ranks else max(gcd(within, ranks), 1) if ranks % within else within
+        return min(within, ranks)
 
     @property
     def stride(self) -> dict[str, int]:
-        """Distance between neighbours of a group."""
+        """Distance between neighbours of a group; gradients are summed over dp and cp together."""
         layout = self.job.layout
         cp = layout.tp
-        dp = cp * layout.cp
-        return {"tp": 1, "cp": cp, "dp": dp, "pp": dp * self.job.dp, "ep": layout.expert_tp or layout.tp}
+        pp = cp * layout.cp * self.job.dp
+        return {"tp": 1, "cp": cp, "dp": cp, "pp": pp, "ep": layout.expert_tp or layout.tp}
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -84,6 +83,21 @@ class Arrangement:
             stages.append("".join(layers[start : start + count]))
             start += count
         return tuple(stages)
+
+    @property
+    def once_a_node(self) -> float:
+        """Copies of a token that cross the network, of those that go to experts of other nodes.
+
+        Sent once to each node and handed on there (DeepEP), a token with k choices among N nodes crosses
+        (N - 1) (1 - (1 - 1/N)^k) times instead of k (N - 1) / N.
+        """
+        experts, layout = self.job.model.experts, self.job.layout
+        nodes = layout.ep // self.per_domain(self.stride["ep"], layout.ep)
+        if not self.software.tokens_once_a_node or experts is None or nodes < 2:
+            return 1.0
+        limited = experts.top_groups if experts.groups > 1 else experts.top_k
+        distinct = nodes * (1 - (1 - 1 / nodes) ** experts.top_k)
+        return min(distinct, limited) / experts.top_k
 
     def boundary_crosses(self, boundary: int) -> bool:
         """Whether the ranks of the stages ``boundary`` and ``boundary + 1`` lie in different domains."""

@@ -143,7 +143,7 @@ class StageCosts:
         layout, model = job.layout, job.model
         passes = self._passes(unit_forward(model, letter, share))
         context = context_messages(model, letter, share, layout.cp, layout.cp_method)
-        experts = expert_messages(model, letter, share)
+        experts = expert_messages(model, letter, share, self.arrangement.once_a_node)
         tensor = tensor_backward(model, letter, share, keep_gathered=self._keeps_gathered)
         self._expose(passes.forward, "tp", tensor_forward(model, letter, share), self._overlap("tp"))
         self._expose(passes.input_gradient, "tp", tensor, self._overlap("tp"))

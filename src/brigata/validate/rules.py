@@ -13,6 +13,7 @@ SOFTWARE = (
     (r"maxtext|paxml|pathways|jax|t5x", "xla-2023"),
     (r"zero-3|zero-infinity", "deepspeed-2021"),
     (r"fsdp|foundry|torchtitan|sagemaker|colossal|nanotron|lightning", "pytorch-2023"),
+    (r"megatron-core dev", "megatron-2025"),
     (r"primus|nemo|megatron-core|megatron bridge|mcore|megascale|dualpipe", "megatron-core"),
     (r"megatron|neox|deepspeed|oneflow|meta internal", "megatron-2021"),
 )
