@@ -34,11 +34,15 @@ FREE = {
     "megatron-2026": ("elementwise", "contention", "exposed", "attention"),
     "pytorch-2023": ("elementwise", "contention", "exposed", "attention"),
     "xla-2023": ("elementwise", "contention", "exposed", "attention"),
-    "deepspeed-2021": ("elementwise", "contention", "exposed"),
+    "deepspeed-2021": ("elementwise", "exposed", "network"),
 }
 """The parameters of each generation that are fitted."""
 BOUNDS = {"host_us": (0.0, 120.0), "elementwise": (0.3, 4.0), "contention": (0.0, 1.0), "exposed": (0.0, 1.0),
-          "attention": (0.2, 1.5), "sustained": (0.5, 1.05), "exposed_pp": (0.0, 1.0)}
+          "attention": (0.2, 1.5), "sustained": (0.5, 1.05), "network": (0.02, 1.2)}
+PRIOR = {"elementwise": (1.0, 0.4), "contention": (0.1, 0.15), "exposed": (0.2, 0.3), "attention": (1.0, 0.15),
+         "sustained": (0.9, 0.06)}
+"""What a parameter is expected to be, and how surely: a standard deviation weighs like an error of ``PRIOR_ERROR``."""
+PRIOR_ERROR = 0.12
 GENERATION = {"a100-sxm4-40gb": "a100-sxm4-80gb"}
 """Devices that share one sustained speed."""
 EVERY = 9
@@ -142,10 +146,26 @@ class Problem:
             result[rows, column] = (self.errors(moved, rows) - base[rows]) / step
         return result
 
+    def prior(self, values: np.ndarray) -> np.ndarray:
+        """How far the parameters are from what is expected of them."""
+        return np.array([
+            PRIOR_ERROR * (value - PRIOR[p][0]) / PRIOR[p][1] if p in PRIOR else 0.0
+            for (_, p), value in zip(self.names, values, strict=True)
+        ])
+
+    def all_errors(self, values: np.ndarray) -> np.ndarray:
+        """Errors of the cases, and of the parameters beside their prior."""
+        return np.concatenate([self.errors(values), self.prior(values)])
+
+    def all_slopes(self, values: np.ndarray) -> np.ndarray:
+        """Of ``all_errors``."""
+        prior = np.diag([PRIOR_ERROR / PRIOR[p][1] if p in PRIOR else 0.0 for _, p in self.names])
+        return np.vstack([self.jacobian(values), prior])
+
     def solve(self, evaluations: int) -> np.ndarray:
         """The parameters that fit best."""
         low, high = zip(*(BOUNDS[p] for _, p in self.names), strict=True)
-        return least_squares(self.errors, self.start(), self.jacobian, bounds=(low, high), loss="soft_l1",
+        return least_squares(self.all_errors, self.start(), self.all_slopes, bounds=(low, high), loss="soft_l1",
                              f_scale=0.05, x_scale=[max(b - a, 1e-3) for a, b in zip(low, high, strict=True)],
                              max_nfev=evaluations).x
 

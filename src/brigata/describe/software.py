@@ -52,11 +52,13 @@ class SoftwareSpec(Section):
     """Fitted: share of messages that could be hidden and are not."""
     attention: float = Field(default=1.0, gt=0)
     """Fitted: speed of fused attention, relative to the device's curve."""
+    network: float = Field(default=1.0, gt=0)
+    """Fitted: share of the network that gathering parameters reaches, relative to other messages."""
     fitted: str = ""
     """On which sources."""
 
 
-FITTED = ("host_us", "elementwise", "contention", "exposed", "attention")
+FITTED = ("host_us", "elementwise", "contention", "exposed", "attention", "network")
 """The parameters that are fitted."""
 FOLDER = resources.files("brigata.describe.software_presets")
 

@@ -63,10 +63,11 @@ def iterate(arrangement: Arrangement) -> Iteration:
         schedule, times, _boundaries(costs), overlap=arrangement.software.overlap_pipeline
     )
     after = _after(costs, passes, pipeline)
-    begins = [starts[0] if schedule.split else 0.0 for starts in pipeline.starts]  # ranks step by themselves
-    ends = [pipeline.ends[rank][-1] - begins[rank] + sum(parts.values()) for rank, parts in enumerate(after)]
+    # where weight gradients are put off, ranks step by themselves, each when it is done (arXiv 2401.10241)
+    spans = [end - (begin if schedule.split else 0.0) for begin, end in pipeline.spans]
+    ends = [span + sum(parts.values()) for span, parts in zip(spans, after, strict=True)]
     last = max(range(len(ends)), key=ends.__getitem__)
-    breakdown = _breakdown(arrangement, passes, pipeline.ends[last][-1] - begins[last], last)
+    breakdown = _breakdown(arrangement, passes, spans[last], last)
     breakdown.update(after[last])
     flops = sum(
         p.forward.flops + p.again.flops + p.input_gradient.flops + p.weight_gradient.flops for p in passes

@@ -50,6 +50,13 @@ class PipelineTimes:
         return max(self.finished)
 
     @cached_property
+    def spans(self) -> tuple[tuple[float, float], ...]:
+        """By rank, when its first action begins and its last one ends."""
+        return tuple(
+            (self.finished[own[0]] - self.seconds[own[0] - 1], self.finished[own[-1]]) for own in self.flat.entries
+        )
+
+    @cached_property
     def ends(self) -> tuple[tuple[float, ...], ...]:
         """By rank, when each of its actions ends, in program order."""
         return tuple(tuple(self.finished[i] for i in own) for own in self.flat.entries)

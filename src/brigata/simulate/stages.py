@@ -191,7 +191,8 @@ class StageCosts:
         """Seconds of a collective of this job's groups."""
         cluster = self.arrangement.job.cluster
         near = self.arrangement.per_domain(self.arrangement.stride[message.axis], message.ranks)
-        return collective_seconds(self.arrangement.device, message, near, cluster.network)
+        network = cluster.network * (self.arrangement.software.network if message.what == "parameters" else 1.0)
+        return collective_seconds(self.arrangement.device, message, near, network)
 
     def _paced(self, passes: Passes) -> Passes:
         """With what the device waits for the host, which launches one kernel after the other."""
