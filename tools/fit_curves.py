@@ -107,14 +107,15 @@ def fit_grouped(device: DeviceSpec, precision: str, rows: Sequence[Row]) -> Fit 
 def fit_scan(device: DeviceSpec, rows: Sequence[Row]) -> Fit | None:
     """Mamba-2's scan."""
     scans = [Scan(int(r["batch"]) * int(r["seq_len"]), int(r["nheads"]), int(r["head_dim"]), int(r["d_state"]),
-                  int(r["n_groups"]), int(r["chunk_size"])) for r in rows]
+                  int(r["n_groups"]), int(r["chunk_size"])) for r in rows if int(r["seq_len"]) >= int(r["chunk_size"])]
+    rows = [r for r in rows if int(r["seq_len"]) >= int(r["chunk_size"])]
 
     def predict(parameters: dict[str, float], i: int) -> float:
         curves = device.curves.model_copy(update={"scan": ScanCurve(**parameters)})
         return kernel_seconds(device.model_copy(update={"curves": curves}), scans[i])
 
-    return fit("scan", {"rate": 0.15, "memory": 0.5, "launch_us": 30.0},
-               {"rate": (0.005, 1), "memory": (0.01, 1), "launch_us": (0, 500)},
+    return fit("scan", {"processor_tflops": 0.5, "memory": 0.5, "launch_us": 30.0},
+               {"processor_tflops": (0.01, 5), "memory": (0.01, 1), "launch_us": (0, 500)},
                predict, [float(r["latency_ms"]) / 1e3 for r in rows])
 
 

@@ -28,12 +28,13 @@ from brigata.validate.tables import Refused, read_rows
 PRESETS = Path(brigata.describe.__file__).parent
 FREE = {
     "megatron-2021": ("host_us", "elementwise"),
-    "megatron-2023": ("host_us", "elementwise", "contention"),
+    "megatron-2023": ("host_us", "elementwise", "contention", "attention"),
     "megatron-2024": ("elementwise", "contention", "exposed", "attention"),
     "megatron-2025": ("elementwise", "contention", "exposed", "attention"),
     "megatron-2026": ("elementwise", "contention", "exposed", "attention"),
     "pytorch-2023": ("elementwise", "contention", "exposed", "attention"),
-    "xla-2023": ("elementwise", "contention", "exposed", "attention"),
+    "paxml-2023": ("elementwise", "contention", "exposed"),
+    "xla-2024": ("elementwise", "contention", "exposed", "attention"),
     "deepspeed-2021": ("elementwise", "exposed", "network"),
 }
 """The parameters of each generation that are fitted."""

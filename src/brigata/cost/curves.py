@@ -94,7 +94,7 @@ def kernel_seconds(device: DeviceSpec, kernel: Kernel, precision: str | None = N
             return attention_seconds(device, device.curves.attention, kernel, peak)
         case Scan():
             scan = device.curves.scan
-            peak = device.peak("bf16") * scan.rate
+            peak = min(scan.processor_tflops * 1e12 * device.processors, device.peak("bf16"))
             memory = kernel.bytes / (device.memory_gbs * 1e9 * scan.memory)
             return scan.launch_us * 1e-6 + max(kernel.flops / peak, memory)
         case Elementwise():

@@ -52,13 +52,13 @@ class StreamCurve(Section):
 
 
 class ScanCurve(Section):
-    """Mamba-2's scan."""
+    """Mamba-2's scan, whose small products are bound by each processor, not by its matrix units."""
 
-    rate: float = Field(default=0.15, gt=0)
-    """Share of the peak."""
+    processor_tflops: float = Field(default=0.55, gt=0)
+    """Operations of one processor (Tflop/s). The default was measured on a B200, and stands in for others."""
     memory: float = Field(default=0.5, gt=0)
     """Share of the memory bandwidth."""
-    launch_us: float = Field(default=20.0, ge=0)
+    launch_us: float = Field(default=40.0, ge=0)
     """Time of the smallest (microseconds)."""
 
 

@@ -10,7 +10,8 @@ from brigata.validate.tables import Refused, Row
 SOFTWARE = (
     (r"zero-bubble", "megatron-2023"),
     (r"mindspeed", "megatron-2023"),
-    (r"maxtext|paxml|pathways|jax|t5x", "xla-2023"),
+    (r"paxml", "paxml-2023"),
+    (r"maxtext|pathways|jax|t5x", "xla-2024"),
     (r"zero-3|zero-infinity", "deepspeed-2021"),
     (r"fsdp|foundry|torchtitan|sagemaker|colossal|nanotron|lightning", "pytorch-2023"),
     (r"megatron-core dev", "megatron-2025"),
