@@ -28,7 +28,7 @@ from brigata.validate.tables import Refused, read_rows
 PRESETS = Path(brigata.describe.__file__).parent
 FREE = {
     "megatron-2021": ("host_us", "elementwise"),
-    "megatron-2023": ("host_us", "elementwise", "contention", "attention"),
+    "deepspeed-2022": ("host_us", "elementwise"),
     "megatron-2024": ("elementwise", "contention", "exposed", "attention"),
     "megatron-2025": ("elementwise", "contention", "exposed", "attention"),
     "megatron-2026": ("elementwise", "contention", "exposed", "attention"),

@@ -25,6 +25,11 @@ class SoftwareSpec(Section):
     """Dropout on attention's probabilities and on each unit's output."""
     gradient_bytes: int = Field(default=4, gt=0)
     """Bytes of an element of the gradients that are kept and summed over data-parallel ranks."""
+    bf16_gradient_bytes: float | None = Field(default=None, gt=0)
+    """The same in bf16, where it differs (DeepSpeed keeps an fp32 sum beside the bf16 gradient)."""
+    optimizer_bytes: float = Field(default=12.0, gt=0)
+    """Bytes of optimizer state for a parameter: master and two moments in fp32 (arXiv 1910.02054, section 3.1);
+    DeepSpeed keeps an fp32 copy of the own gradients, 16."""
     overlap_gradients: bool = True
     """Gradients are summed while the last micro-batch's backward still runs."""
     overlap_tensor: bool = True

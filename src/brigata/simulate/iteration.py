@@ -28,13 +28,15 @@ class Iteration:
         seconds: of the whole step.
         breakdown: seconds by what they are spent on; they add up to ``seconds``.
         flops: operations of one rank of each pipeline rank on average, recomputation included.
-        pipeline: when which action of the pipeline runs.
+        schedule: of the pipeline.
+        pipeline: when which action of it runs.
         stages: what each stage costs.
     """
 
     seconds: float
     breakdown: dict[str, float]
     flops: float
+    schedule: PipelineSchedule
     pipeline: PipelineTimes
     stages: list[Passes] = field(repr=False, default_factory=list)
 
@@ -73,7 +75,7 @@ def iterate(arrangement: Arrangement) -> Iteration:
         p.forward.flops + p.again.flops + p.input_gradient.flops + p.weight_gradient.flops for p in passes
     )
     flops *= job.accumulation / job.layout.pp
-    return Iteration(ends[last], dict(breakdown), flops, pipeline, passes)
+    return Iteration(ends[last], dict(breakdown), flops, schedule, pipeline, passes)
 
 
 def _schedule(job: Job) -> PipelineSchedule:

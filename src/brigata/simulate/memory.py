@@ -10,8 +10,6 @@ from brigata.schedule.pipeline.programs import PipelineSchedule
 from brigata.simulate.arrangement import Arrangement
 from brigata.simulate.synchronisation import Held, held_by_stage, rank_of, replicas
 
-STATE_BYTES = 12.0
-"""Adam in mixed precision: fp32 master parameters and two moments (arXiv 1910.02054, section 3.1)."""
 SPREAD = 0.06
 """Standard deviation of the prediction, as a share of it (``brigata validate``)."""
 
@@ -62,7 +60,7 @@ def _rank(arrangement: Arrangement, schedule: PipelineSchedule, rank: int, held:
         "communication": _buffers(arrangement),
         "context": software.context_gb * 1e9,
     }
-    by_kind["fragmentation"] = software.fragmentation * (sum(by_kind.values()) - by_kind["context"])
+    by_kind["fragmentation"] = software.fragmentation * (activations + by_kind["working"])
     moment = "the loss of a micro-batch" if head > work else "the first backward of a unit"
     return MemoryUse(by_kind, moment)
 
@@ -79,12 +77,21 @@ def _states(arrangement: Arrangement, held: Held) -> dict[str, float]:
 
     lora = job.train.trained == "lora"
     wide = item >= 4  # parameters are their own masters
-    optimizer = 0.0 if lora or job.layout.offload == "optimizer" else (8.0 if wide else STATE_BYTES)
+    optimizer = 0.0 if lora or job.layout.offload == "optimizer" else (8.0 if wide else software.optimizer_bytes)
     return {
         "parameters": item * share(3),
-        "gradients": 0.0 if lora else software.gradient_bytes * share(2),
+        "gradients": 0.0 if lora else _gradient_bytes(arrangement) * share(2),
         "optimizer": optimizer * share(1),
     }
+
+
+def _gradient_bytes(arrangement: Arrangement) -> float:
+    software, item = arrangement.software, arrangement.share.itemsize
+    if item >= 4:
+        return item
+    if arrangement.job.train.precision == "bf16" and software.bf16_gradient_bytes is not None:
+        return software.bf16_gradient_bytes
+    return software.gradient_bytes
 
 
 def _kept(arrangement: Arrangement, units: str) -> float:

@@ -8,15 +8,16 @@ import re
 from brigata.validate.tables import Refused, Row
 
 SOFTWARE = (
-    (r"zero-bubble", "megatron-2023"),
-    (r"mindspeed", "megatron-2023"),
+    (r"zero-bubble", "megatron-2021"),
+    (r"mindspeed", "megatron-2024"),
     (r"paxml", "paxml-2023"),
     (r"maxtext|pathways|jax|t5x", "xla-2024"),
     (r"zero-3|zero-infinity", "deepspeed-2021"),
     (r"fsdp|foundry|torchtitan|sagemaker|colossal|nanotron|lightning", "pytorch-2023"),
     (r"megatron-core dev", "megatron-2025"),
     (r"primus|nemo|megatron-core|megatron bridge|mcore|megascale|dualpipe", "megatron-core"),
-    (r"megatron|neox|deepspeed|oneflow|meta internal", "megatron-2021"),
+    (r"deepspeed", "deepspeed-2022"),
+    (r"megatron|neox|oneflow|meta internal", "megatron-2021"),
 )
 """Words of ``framework`` -> generation; the first that matches. ``megatron-core`` is told apart by date."""
 OMNI_PATH = 0.2
@@ -57,7 +58,7 @@ def software_of(row: Row) -> str:
         if re.search(pattern, framework):
             if name == "megatron-core":
                 return _dated(row)
-            if name == "megatron-2021" and zero_of(row) == 3:
+            if name == "deepspeed-2022" and zero_of(row) == 3:
                 return "deepspeed-2021"
             return name
     raise Refused(f"framework = {row.text('framework')!r} is not known")
@@ -104,10 +105,8 @@ def recompute_of(row: Row, software: str) -> tuple[str, int | None]:
     """
     said = row.text("recompute").lower()
     if not said:
-        return ("full", None) if software == "megatron-2021" and "oneflow" not in row.text("framework").lower() else (
-            "none",
-            None,
-        )
+        old = software in ("megatron-2021", "deepspeed-2022") and "zero-bubble" not in row.text("framework")
+        return ("full" if old else "none"), None
     layers = re.search(r"block, (\d+) layers", said)
     if layers:
         return "full", int(layers[1])
@@ -168,6 +167,6 @@ def sequence_parallel_of(row: Row, software: str, tp: int) -> bool:
     said = row.text("seq_parallel").lower()
     if said:
         return said.startswith(("yes", "1", "true", "on"))
-    if software == "megatron-2021":
+    if software in ("megatron-2021", "deepspeed-2022"):
         return row.text("recompute").lower().startswith("selective")
     return tp > 1
