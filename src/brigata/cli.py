@@ -12,6 +12,7 @@ from rich.table import Table
 from brigata.cli_convert import convert_app, generate_command
 from brigata.cli_models import models_command
 from brigata.cli_simulate import devices_command, simulate_command
+from brigata.cli_validate import validate_command
 from brigata.describe.errors import JobError
 from brigata.describe.job import Job, load_job
 from brigata.describe.parameters import count_active_parameters, count_parameters
@@ -33,6 +34,7 @@ app.command("generate")(generate_command)
 app.command("models")(models_command)
 app.command("simulate")(simulate_command)
 app.command("devices")(devices_command)
+app.command("validate")(validate_command)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job.")]
 Overrides = Annotated[
