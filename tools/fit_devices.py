@@ -76,7 +76,7 @@ def published(row: Row) -> dict[str, Any]:
     return {
         "vendor": row["vendor"],
         "peak_tflops": {key: value for key, value in peaks.items() if value is not None},
-        "memory_gb": round(memory / 1e9, 3) if memory else known(number(row, "hbm_gb_nominal"), 32.0, "memory"),
+        "memory_gb": round(memory / 1e9, 3) if memory else round(known(number(row, "hbm_gb_nominal"), 32.0, "memory") * 2**30 / 1e9, 3),
         "memory_gbs": known(number(row, "hbm_bw_gbps"), 1600.0, "memory bandwidth"),
         "processors": int(number(row, "sm_or_cu") or FEED.get(row["device"], 16)),
         "power_w": number(row, "tdp_w"),

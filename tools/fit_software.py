@@ -202,6 +202,22 @@ def write(problem: Problem, values: np.ndarray) -> None:
             _set(PRESETS / "software_presets" / f"{software}.toml", "fitted", ", ".join(sorted(names)), None)
 
 
+def write_intervals(problem: Problem, values: np.ndarray) -> None:
+    """Write between which factors of a prediction four of five runs lie, by generation."""
+    factors = defaultdict(list)
+    for case, error in zip(problem.cases, problem.errors(values), strict=True):
+        for name in (case.software, "all"):
+            factors[name].append(float(np.exp(-error / case.weight)))
+    lines = ["# Factors of a prediction between which four of five published runs lie; tools/fit_software.py.",
+             "[interval]"]
+    for name, found in sorted(factors.items()):
+        if len(found) >= 8:
+            low, high = np.percentile(found, [10, 90])
+            lines.append(f"{name} = [{min(low, 0.98):.3f}, {max(high, 1.02):.3f}]")
+    target = PRESETS.parent / "simulate" / "accuracy.toml"
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def _set(path: Path, key: str, value: float | str, section: str | None) -> None:
     text = path.read_text(encoding="utf-8")
     line = f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value:.4g}"
@@ -239,6 +255,7 @@ def main() -> None:
         show(left, np.array([known.get(name, start) for name, start in zip(left.names, left.start(), strict=True)]))
     if options.write:
         write(problem, values)
+        write_intervals(problem, values)
 
 
 if __name__ == "__main__":

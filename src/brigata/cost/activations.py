@@ -24,7 +24,7 @@ def unit_activations(model: ModelSpec, letter: str, share: Share, keep_gathered:
     norm = stream * (hidden * item + 4)
     if model.norm_place == "both":
         norm *= 2
-    entered = (own if keep_gathered else stream) * hidden * item
+    entered = (own if keep_gathered else stream) * hidden * share.kept
     dropped = stream * hidden * share.dropout
     inner = {
         "*": _attention,
@@ -62,11 +62,12 @@ def _attention(model: ModelSpec, share: Share) -> float:
     inputs = tokens * (heads + 2 * kv_heads) * model.head_dim * item
     if model.qk_norm:
         inputs += tokens * (heads + kv_heads) * model.head_dim * item
-    return inputs + _core(share, heads, tokens * heads * model.head_dim * item)
+    again = share.kept if share.kept != item else 0  # the projection's input in 8 bits, beside attention's own
+    return inputs + _core(share, heads, tokens * heads * model.head_dim * (item + again))
 
 
 def _feed_forward(model: ModelSpec, share: Share, tokens: float, ffn: float) -> float:
-    return tokens * ffn * share.itemsize * (3 if model.gated else 2)
+    return tokens * ffn * (share.itemsize * (2 if model.gated else 1) + share.kept)
 
 
 def _mlp(model: ModelSpec, share: Share) -> float:
@@ -87,7 +88,7 @@ def _experts(model: ModelSpec, share: Share) -> float:
     assert experts is not None
     rows = share.tokens * experts.top_k * share.expert_rows_share
     ffn = experts.ffn / share.cut_experts
-    kept = rows * model.hidden * share.itemsize + _feed_forward(model, share, rows, ffn) + rows * 8
+    kept = rows * model.hidden * share.kept + _feed_forward(model, share, rows, ffn) + rows * 8
     kept += share.tokens * experts.count * 4
     if experts.shared_ffn:
         kept += _feed_forward(model, share, share.tokens, experts.shared_ffn / share.tp)

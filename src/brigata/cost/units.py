@@ -28,6 +28,8 @@ class Share:
         fused_attention: scores never reach memory.
         packed: weights that share an input are one product.
         dropout: on attention's probabilities and on each unit's output.
+        kept_itemsize: bytes of an element of a product's input that is kept for its weight gradient; None:
+            ``itemsize``. In 8 bits, inputs are kept as they were multiplied.
     """
 
     sequences: int
@@ -42,6 +44,12 @@ class Share:
     fused_attention: bool = True
     packed: bool = False
     dropout: bool = False
+    kept_itemsize: int | None = None
+
+    @property
+    def kept(self) -> int:
+        """``kept_itemsize``, default filled in."""
+        return self.kept_itemsize or self.itemsize
 
     @property
     def tokens(self) -> int:

@@ -43,6 +43,7 @@ class Arrangement:
             fused_attention=software.fused_attention,
             packed=software.packed,
             dropout=software.dropout,
+            kept_itemsize=1 if job.train.precision in ("fp8", "fp4") else None,
         )
 
     @property
@@ -83,6 +84,16 @@ class Arrangement:
             stages.append("".join(layers[start : start + count]))
             start += count
         return tuple(stages)
+
+    def recomputed(self, units: str) -> int:
+        """How many of a stage's units the backward computes again as a whole."""
+        layout = self.job.layout
+        if layout.recompute != "full":
+            return 0
+        if layout.recompute_layers is None:
+            return len(units)
+        stages = max(len(self.stages) // layout.pp, 1)
+        return min(len(units), -(-2 * layout.recompute_layers // stages))
 
     @property
     def once_a_node(self) -> float:

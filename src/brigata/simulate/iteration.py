@@ -60,7 +60,7 @@ def iterate(arrangement: Arrangement) -> Iteration:
         StageTimes(p.forward.total, p.again.total + p.input_gradient.total, p.weight_gradient.total)
         for p in passes
     ]
-    schedule = _schedule(job)
+    schedule = schedule_of(job)
     pipeline = time_pipeline(
         schedule, times, _boundaries(costs), overlap=arrangement.software.overlap_pipeline
     )
@@ -78,7 +78,8 @@ def iterate(arrangement: Arrangement) -> Iteration:
     return Iteration(ends[last], dict(breakdown), flops, schedule, pipeline, passes)
 
 
-def _schedule(job: Job) -> PipelineSchedule:
+def schedule_of(job: Job) -> PipelineSchedule:
+    """The pipeline's schedule; of one rank it is trivial."""
     layout = job.layout
     order, stages = job.schedule, layout.virtual_stages
     if layout.pp == 1:

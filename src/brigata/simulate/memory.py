@@ -99,14 +99,9 @@ def _kept(arrangement: Arrangement, units: str) -> float:
     job, share, model = arrangement.job, arrangement.share, arrangement.job.model
     gathered = job.layout.keep_gathered and arrangement.job.cluster.software == "brigata"
     stream = share.stream_tokens * model.hidden * share.itemsize
-    limit = job.layout.recompute_layers
-    if job.layout.recompute == "full" and limit is None:
-        return stream * len(units) / 2  # the input of each layer of two units
-    kept = 0.0
-    for number, letter in enumerate(units):
-        if job.layout.recompute == "full" and limit is not None and number < 2 * limit:
-            kept += stream / 2
-            continue
+    again = arrangement.recomputed(units)
+    kept = stream * again / 2  # the input of each layer of two units
+    for letter in units[again:]:
         kept += unit_activations(model, letter, share, gathered)
         if job.layout.recompute == "selective":
             kept -= scores_kept(model, letter, share)
@@ -117,7 +112,7 @@ def _working(arrangement: Arrangement, units: str) -> float:
     """What the widest unit's backward needs beside what is kept: its gradients, and what it computed again."""
     share, model = arrangement.share, arrangement.job.model
     widest = max((unit_activations(model, letter, share) for letter in set(units)), default=0.0)
-    again = 2.0 if arrangement.job.layout.recompute == "full" else 1.0
+    again = 1.4 if arrangement.job.layout.recompute == "full" else 0.5
     return again * widest
 
 

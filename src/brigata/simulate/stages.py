@@ -80,6 +80,10 @@ class StageCosts:
         stages = self.arrangement.stages
         for letter, times in Counter(stages[number]).items():
             total.add(self.units[letter], times)
+        if self.arrangement.job.layout.recompute == "full":
+            total.again = Pass()
+            for letter, times in Counter(stages[number][: self.arrangement.recomputed(stages[number])]).items():
+                total.again.add(self.units[letter].again, times)
         if number == 0:
             total.add(self.embedding)
         if number == len(stages) - 1:

@@ -8,6 +8,7 @@ from brigata.describe.job import Job, parse_job
 from brigata.describe.presets import MODEL_PRESETS
 from brigata.validate import rules
 from brigata.validate.devices import device_of
+from brigata.validate.least_recompute import with_least_recompute
 from brigata.validate.tables import Refused, Row
 
 
@@ -37,7 +38,7 @@ def job_of(row: Row) -> Job:
         raise Refused(error.refusals[0]) from None
     if job.ranks != devices:
         raise Refused(f"tp * cp * pp * dp = {job.ranks} is not gpus = {devices}")
-    return job
+    return with_least_recompute(job) if rules.recompute_is_open(row, software) else job
 
 
 def _spread(row: Row, software: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -117,12 +117,25 @@ def recompute_of(row: Row, software: str) -> tuple[str, int | None]:
     return "selective", None
 
 
+def recompute_is_open(row: Row, software: str) -> bool:
+    """Whether a row leaves open how much is computed again: then it is the least that fits, since it ran.
+
+    NeMo and PAXML do not publish it; FSDP's "selective" checkpoints every so manieth layer.
+    """
+    said = row.text("recompute").lower()
+    if software.startswith("xla"):
+        return False
+    return not said or (software.startswith("pytorch") and said.startswith("selective"))
+
+
 def zero_of(row: Row) -> int:
-    """The ZeRO stage; plain data parallelism where nothing is said."""
+    """The ZeRO stage; where nothing is said plain data parallelism, in Megatron-Core the distributed optimizer."""
     said = row.text("sharding").lower()
     found = re.search(r"zero-?(\d)", said)
     if found:
         return int(found[1])
+    if not said and re.search(r"megatron-core|nemo|primus", row.text("framework").lower()):
+        return 1
     return 3 if "fsdp" in said or "hsdp" in said else 0
 
 
