@@ -21,7 +21,8 @@ benchmarks: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src/brigata/describe src/brigata/schedule src/brigata/cost src/brigata/simulate
+	$(BIN)/mypy src/brigata/describe src/brigata/schedule src/brigata/cost src/brigata/simulate \
+		src/brigata/validate
 	$(BIN)/lint-imports
 
 $(STAMP): pyproject.toml constraints.txt

@@ -2,9 +2,9 @@
 
     python tools/fit_software.py DATA [--write] [--without SOURCE]
 
-``DATA`` holds ``train_*.csv``. At most four parameters a generation of software and one a device, by robust least
-squares on the logarithm of the step time; every source weighs alike. ``--write`` puts them into the presets;
-``--without`` leaves a source out and prints the errors on it.
+``DATA`` holds ``train_*.csv``. At most four parameters a generation of software and one a device, by robust
+least squares on the logarithm of the step time; every source weighs alike. ``--write`` puts them into the
+presets; ``--without`` leaves a source out and prints the errors on it.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from brigata.describe.software import SoftwareSpec, load_software
 from brigata.simulate.arrangement import Arrangement
 from brigata.simulate.iteration import iterate
 from brigata.validate.jobs import job_of
-from brigata.validate.tables import Refused, read_rows
+from brigata.validate.tables import RefusedRowError, read_rows
 
 PRESETS = Path(brigata.describe.__file__).parent
 FREE = {
@@ -38,11 +38,23 @@ FREE = {
     "deepspeed-2021": ("elementwise", "exposed", "network"),
 }
 """The parameters of each generation that are fitted."""
-BOUNDS = {"host_us": (0.0, 120.0), "elementwise": (0.3, 4.0), "contention": (0.0, 1.0), "exposed": (0.0, 1.0),
-          "attention": (0.2, 1.5), "sustained": (0.5, 1.05), "network": (0.02, 1.2)}
-PRIOR = {"elementwise": (1.0, 0.4), "contention": (0.1, 0.15), "exposed": (0.2, 0.3), "attention": (1.0, 0.15),
-         "sustained": (0.9, 0.06)}
-"""What a parameter is expected to be, and how surely: a standard deviation weighs like an error of ``PRIOR_ERROR``."""
+BOUNDS = {
+    "host_us": (0.0, 120.0),
+    "elementwise": (0.3, 4.0),
+    "contention": (0.0, 1.0),
+    "exposed": (0.0, 1.0),
+    "attention": (0.2, 1.5),
+    "sustained": (0.5, 1.05),
+    "network": (0.02, 1.2),
+}
+PRIOR = {
+    "elementwise": (1.0, 0.4),
+    "contention": (0.1, 0.15),
+    "exposed": (0.2, 0.3),
+    "attention": (1.0, 0.15),
+    "sustained": (0.9, 0.06),
+}
+"""What a parameter is expected to be, and how surely: a deviation weighs like ``PRIOR_ERROR``."""
 PRIOR_ERROR = 0.12
 GENERATION = {"a100-sxm4-40gb": "a100-sxm4-80gb"}
 """Devices that share one sustained speed."""
@@ -78,7 +90,7 @@ def cases_of(folder: Path) -> list[Case]:
             continue
         try:
             cases.append(Case(row.source, job_of(row), row.measured_s))
-        except Refused:
+        except RefusedRowError:
             continue
     many = {source for source, count in Counter(c.source for c in cases).items() if count > 300}
     kept = [c for i, c in enumerate(cases) if c.source not in many or i % EVERY == 0]
@@ -115,8 +127,12 @@ class Problem:
 
     def specs(self, values: np.ndarray, case: Case) -> tuple[DeviceSpec, SoftwareSpec]:
         """Device and software of a case under parameter values."""
-        software = {p: float(v) for (place, p), v in zip(self.names, values, strict=True) if place == case.software}
-        sustained = [float(v) for (place, p), v in zip(self.names, values, strict=True) if place == case.device]
+        software = {
+            p: float(v) for (place, p), v in zip(self.names, values, strict=True) if place == case.software
+        }
+        sustained = [
+            float(v) for (place, p), v in zip(self.names, values, strict=True) if place == case.device
+        ]
         device = load_device(case.job.cluster.preset)
         if sustained:
             curves = device.curves.model_copy(update={"sustained": sustained[0]})
@@ -149,10 +165,12 @@ class Problem:
 
     def prior(self, values: np.ndarray) -> np.ndarray:
         """How far the parameters are from what is expected of them."""
-        return np.array([
-            PRIOR_ERROR * (value - PRIOR[p][0]) / PRIOR[p][1] if p in PRIOR else 0.0
-            for (_, p), value in zip(self.names, values, strict=True)
-        ])
+        return np.array(
+            [
+                PRIOR_ERROR * (value - PRIOR[p][0]) / PRIOR[p][1] if p in PRIOR else 0.0
+                for (_, p), value in zip(self.names, values, strict=True)
+            ]
+        )
 
     def all_errors(self, values: np.ndarray) -> np.ndarray:
         """Errors of the cases, and of the parameters beside their prior."""
@@ -166,9 +184,16 @@ class Problem:
     def solve(self, evaluations: int) -> np.ndarray:
         """The parameters that fit best."""
         low, high = zip(*(BOUNDS[p] for _, p in self.names), strict=True)
-        return least_squares(self.all_errors, self.start(), self.all_slopes, bounds=(low, high), loss="soft_l1",
-                             f_scale=0.05, x_scale=[max(b - a, 1e-3) for a, b in zip(low, high, strict=True)],
-                             max_nfev=evaluations).x
+        return least_squares(
+            self.all_errors,
+            self.start(),
+            self.all_slopes,
+            bounds=(low, high),
+            loss="soft_l1",
+            f_scale=0.05,
+            x_scale=[max(b - a, 1e-3) for a, b in zip(low, high, strict=True)],
+            max_nfev=evaluations,
+        ).x
 
 
 def show(problem: Problem, values: np.ndarray) -> None:
@@ -181,9 +206,14 @@ def show(problem: Problem, values: np.ndarray) -> None:
         e = np.array(errors)
         medians.append(np.abs(e).mean())
         biases.append(e.mean())
-        print(f"{source:26s} n {len(e):4d}  mean {np.abs(e).mean():6.1%}  median {np.median(np.abs(e)):6.1%}  "
-              f"bias {e.mean():+6.1%}")
-    print(f"over sources: median {np.median(medians):.1%}, mean {np.mean(medians):.1%}, bias {np.mean(biases):+.1%}")
+        print(
+            f"{source:26s} n {len(e):4d}  mean {np.abs(e).mean():6.1%}  median {np.median(np.abs(e)):6.1%}  "
+            f"bias {e.mean():+6.1%}"
+        )
+    print(
+        f"over sources: median {np.median(medians):.1%}, mean {np.mean(medians):.1%}, "
+        f"bias {np.mean(biases):+.1%}"
+    )
 
 
 def write(problem: Problem, values: np.ndarray) -> None:
@@ -208,8 +238,10 @@ def write_intervals(problem: Problem, values: np.ndarray) -> None:
     for case, error in zip(problem.cases, problem.errors(values), strict=True):
         for name in (case.software, "all"):
             factors[name].append(float(np.exp(-error / case.weight)))
-    lines = ["# Factors of a prediction between which four of five published runs lie; tools/fit_software.py.",
-             "[interval]"]
+    lines = [
+        "# Factors of a prediction between which four of five published runs lie; tools/fit_software.py.",
+        "[interval]",
+    ]
     for name, found in sorted(factors.items()):
         if len(found) >= 8:
             low, high = np.percentile(found, [10, 90])
@@ -237,7 +269,9 @@ def _set(path: Path, key: str, value: float | str, section: str | None) -> None:
 
 def main() -> None:
     """Fit, show, and write if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--without", help="a source to leave out")
@@ -252,7 +286,10 @@ def main() -> None:
     if options.without:
         left = Problem([c for c in cases if c.source == options.without])
         known = dict(zip(problem.names, values, strict=True))
-        show(left, np.array([known.get(name, start) for name, start in zip(left.names, left.start(), strict=True)]))
+        show(
+            left,
+            np.array([known.get(name, start) for name, start in zip(left.names, left.start(), strict=True)]),
+        )
     if options.write:
         write(problem, values)
         write_intervals(problem, values)

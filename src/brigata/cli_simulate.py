@@ -44,8 +44,8 @@ def simulate_command(
     if json_file is not None:
         json_file.write_text(json.dumps(found.as_dict(), indent=2) + "\n", encoding="utf-8")
     if trace is not None:
-        from brigata.simulate.trace import write_trace
         from brigata.simulate.timeline import pipeline_spans
+        from brigata.simulate.trace import write_trace
 
         write_trace(pipeline_spans(found.iteration), trace, found.job.name)
 
@@ -56,13 +56,23 @@ def show_prediction(found: Prediction, console: Console) -> None:
     layout = job.layout
     degrees = " x ".join(
         f"{name} {value}"
-        for name, value in (("tp", layout.tp), ("cp", layout.cp), ("pp", layout.pp), ("dp", job.dp), ("ep", layout.ep))
+        for name, value in (
+            ("tp", layout.tp),
+            ("cp", layout.cp),
+            ("pp", layout.pp),
+            ("dp", job.dp),
+            ("ep", layout.ep),
+        )
         if value > 1 or name in ("tp", "dp")
     )
     head = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    head.add_row("job", f"{job.name}: {job.ranks:,} x {job.cluster.preset}, {degrees}, {job.cluster.software}")
     head.add_row(
-        "step", f"{seconds(found.seconds)} ({seconds(facts['low_s'])} to {seconds(facts['high_s'])}: four runs of five)"
+        "job", f"{job.name}: {job.ranks:,} x {job.cluster.preset}, {degrees}, {job.cluster.software}"
+    )
+    head.add_row(
+        "step",
+        f"{seconds(found.seconds)} "
+        f"({seconds(facts['low_s'])} to {seconds(facts['high_s'])}: four runs of five)",
     )
     head.add_row(
         "speed", f"{facts['tokens_per_s']:,.0f} tokens/s, {facts['tokens_per_s_per_device']:,.0f} a device"
@@ -75,7 +85,7 @@ def show_prediction(found: Prediction, console: Console) -> None:
     if found.energy_j is not None:
         head.add_row("energy", f"about {found.energy_j / 3.6e6:,.3g} kWh a step (not validated)")
     console.print(head, highlight=False)
-    console.print(f"\n[bold]Where the time goes[/bold] (pipeline rank that ends last)", highlight=False)
+    console.print("\n[bold]Where the time goes[/bold] (pipeline rank that ends last)", highlight=False)
     console.print(_bars(facts["breakdown_s"], found.seconds, seconds), highlight=False)
     use, capacity = found.memory[found.fullest], facts["memory_bytes"]["capacity"]
     place = f"pipeline rank {found.fullest}, at {use.moment}" if layout.pp > 1 else f"at {use.moment}"
@@ -121,13 +131,27 @@ def devices_command() -> None:
     Example: `brigata devices`, then `brigata simulate job.toml --set cluster.preset=h100-sxm5-80gb`
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column, right in (("preset", False), ("bf16 Tflop/s", True), ("memory GB", True), ("GB/s", True),
-                          ("link GB/s", True), ("network GB/s", True), ("curves", False)):
+    for column, right in (
+        ("preset", False),
+        ("bf16 Tflop/s", True),
+        ("memory GB", True),
+        ("GB/s", True),
+        ("link GB/s", True),
+        ("network GB/s", True),
+        ("curves", False),
+    ):
         table.add_column(column, justify="right" if right else "left")
     for name in device_names():
         spec = load_device(name)
-        table.add_row(name, f"{spec.peak('bf16') / 1e12:g}", f"{spec.memory_gb:.0f}", f"{spec.memory_gbs:g}",
-                      f"{spec.link_gbs:g}", f"{spec.network_gbs:g}", "fitted" if spec.fitted else "defaults")
+        table.add_row(
+            name,
+            f"{spec.peak('bf16') / 1e12:g}",
+            f"{spec.memory_gb:.0f}",
+            f"{spec.memory_gbs:g}",
+            f"{spec.link_gbs:g}",
+            f"{spec.network_gbs:g}",
+            "fitted" if spec.fitted else "defaults",
+        )
     console = Console()
     console.print(table, highlight=False)
     console.print()

@@ -17,20 +17,49 @@ from brigata.validate.statistics import KEYS, as_dict, errors_of, grouped, memor
 from brigata.validate.tables import NEEDED, read_rows
 
 COLUMNS = (
-    "id source_key framework stack_date model arch layers hidden heads kv_heads ffn vocab seq_len experts topk "
-    "gpu hw_key gpus gpus_per_node interconnect tp pp cp dp ep etp vpp micro_batch global_batch grad_accum "
-    "seq_parallel recompute sharding precision pp_schedule iter_time_s iter_time_derived_s tokens_per_s_per_gpu "
-    "peak_mem_gb mem_kind status notes verification"
-).split()
+    *(
+        "id",
+        "source_key",
+        "framework",
+        "model",
+        "stack_date",
+        "arch",
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+    ),
+    *("ffn", "vocab", "seq_len", "experts", "topk", "gpu", "hw_key", "gpus", "gpus_per_node", "interconnect"),
+    *(
+        "tp",
+        "pp",
+        "cp",
+        "dp",
+        "ep",
+        "etp",
+        "vpp",
+        "micro_batch",
+        "global_batch",
+        "grad_accum",
+        "seq_parallel",
+    ),
+    *("recompute", "sharding", "precision", "pp_schedule", "iter_time_s", "iter_time_derived_s"),
+    *("tokens_per_s_per_gpu", "peak_mem_gb", "mem_kind", "status", "notes", "verification"),
+)
 """What is read of a table; the first are needed, a row lacks what it lacks."""
 
 
 def validate_command(
     tables: Annotated[
-        list[Path] | None, typer.Argument(metavar="[CSV]...", help="Tables. Default: the one that comes along.")
+        list[Path] | None,
+        typer.Argument(metavar="[CSV]...", help="Tables. Default: the one that comes along."),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all of it there.")] = None,
-    refused: Annotated[bool, typer.Option(help="List every row that is not predicted, with the reason.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all of it there.")
+    ] = None,
+    refused: Annotated[
+        bool, typer.Option(help="List every row that is not predicted, with the reason.")
+    ] = False,
     columns: Annotated[bool, typer.Option(help="Print the columns that are read, and stop.")] = False,
 ) -> None:
     """Predict every row of tables of published measurements, and show how far off the predictions are.
@@ -109,7 +138,8 @@ def _show_memory(outcomes: Outcomes, console: Console) -> None:
     if memory.rows or failed:
         console.print(
             f"memory, {memory.rows} rows: mean {memory.mape:.1%}, bias {memory.bias:+.1%}; out of memory: "
-            f"{seen} of {failed} predicted; of {memory.ran} that ran, {memory.refused_though_ran} predicted not to",
+            f"{seen} of {failed} predicted; of {memory.ran} that ran, {memory.refused_though_ran} "
+            "predicted not to",
             highlight=False,
         )
 

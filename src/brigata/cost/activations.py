@@ -1,8 +1,8 @@
 """Bytes that a unit's forward pass keeps for its backward, on one rank, for one micro-batch.
 
-Sources: Korthikanti et al., arXiv 2205.05198, section 4 (with dropout and scores: 34 tokens * hidden + 5 heads *
-tokens * keys bytes a Transformer layer); the others by the same count of what autograd saves of the units of
-``model``.
+Sources: Korthikanti et al., arXiv 2205.05198, section 4 (with dropout and scores: 34 tokens * hidden + 5
+heads * tokens * keys bytes a Transformer layer); the others by the same count of what autograd saves of the
+units of ``model``.
 """
 
 from brigata.cost.units import Share
@@ -62,7 +62,9 @@ def _attention(model: ModelSpec, share: Share) -> float:
     inputs = tokens * (heads + 2 * kv_heads) * model.head_dim * item
     if model.qk_norm:
         inputs += tokens * (heads + kv_heads) * model.head_dim * item
-    again = share.kept if share.kept != item else 0  # the projection's input in 8 bits, beside attention's own
+    again = (
+        share.kept if share.kept != item else 0
+    )  # the projection's input in 8 bits, beside attention's own
     return inputs + _core(share, heads, tokens * heads * model.head_dim * (item + again))
 
 

@@ -1,10 +1,10 @@
 """Seconds of a collective, by algorithm, level and size.
 
-Inside a node: rings, whose wire bytes every rank sends at the share of its links that was fitted; an all-reduce
-among five devices or more may be added up by the switch itself (NVLS). Between nodes: rings that enter and
-leave each node over the network adapters of the ranks that take part. Sources of the wire bytes: Thakur et
-al., doi 10.1177/1094342005051521; of the algorithms and their thresholds: NCCL's documentation and measured
-tables.
+Inside a node: rings, whose wire bytes every rank sends at the share of its links that was fitted; an
+all-reduce among five devices or more may be added up by the switch itself (NVLS). Between nodes: rings that
+enter and leave each node over the network adapters of the ranks that take part. Sources: wire bytes from
+Thakur et al., doi 10.1177/1094342005051521; algorithms and their thresholds from NCCL's documentation and
+measured tables.
 """
 
 from math import log2, sqrt

@@ -13,8 +13,8 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 SPLITS = (1, 2, 4, 8)
 """Parts of k."""
 ALIGNED, UNALIGNED = 8, 0.3
-"""Elements of which rows must be a multiple (16 bytes), and the rate of others: NVIDIA, "Matrix Multiplication
-Background", tensor core requirements; the rate is that of tables with a vocabulary of 50,257."""
+"""Elements of which rows must be a multiple (16 bytes), and the rate of others: NVIDIA, "Matrix
+Multiplication Background", tensor core requirements; the rate is that of tables with 50,257 tokens."""
 SHARPNESS = 4.0
 """How suddenly a product turns from compute-bound to memory-bound: exponent of a p-norm."""
 PRECISIONS = {8: "fp64", 4: "fp32", 2: "bf16", 1: "fp8"}
@@ -22,7 +22,12 @@ PRECISIONS = {8: "fp64", 4: "fp32", 2: "bf16", 1: "fp8"}
 
 
 def product_seconds(
-    device: DeviceSpec, curve: ProductCurve, shape: tuple[int, int, int], count: int, moved: float, peak: float
+    device: DeviceSpec,
+    curve: ProductCurve,
+    shape: tuple[int, int, int],
+    count: int,
+    moved: float,
+    peak: float,
 ) -> float:
     """``count`` products (m, n, k) that move ``moved`` bytes, at ``peak`` operations a second."""
     m, n, k = shape

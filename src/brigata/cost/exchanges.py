@@ -1,6 +1,6 @@
 """What a unit sends over the context and expert axes, one pass over one micro-batch, per rank.
 
-Source of the volumes: formulas of arXiv 2602.09109's blocks, derived and verified for forward passes; backward
+Source of the volumes: the blocks of arXiv 2602.09109, derived and verified for forward passes; backward
 passes send the same tensors' gradients back, and a ring's keys and values once more.
 """
 
@@ -31,7 +31,10 @@ def context_messages(model: ModelSpec, letter: str, share: Share, cp: int, metho
             Message("all_gather", "cp", float(state * cp), cp, "states"),
             Message("send", "cp", float(halo), 2, "convolution's halo"),
         ]
-    heads = {"*": (model.heads, model.kv_heads, model.head_dim), "w": (model.heads, model.kv_heads, model.head_dim)}
+    heads = {
+        "*": (model.heads, model.kv_heads, model.head_dim),
+        "w": (model.heads, model.kv_heads, model.head_dim),
+    }
     if letter == "L" and model.mla is not None:
         wide = (model.mla.nope_dim + model.mla.rope_dim + model.mla.value_dim) // 2
         heads["L"] = (model.heads, model.heads, wide)
@@ -55,7 +58,11 @@ def expert_messages(model: ModelSpec, letter: str, share: Share, copies: float =
     """
     if letter != "E" or model.experts is None or share.ep == 1:
         return []
-    rows = share.tokens / share.tp * model.experts.top_k if share.expert_tp else share.tokens * model.experts.top_k
+    rows = (
+        share.tokens / share.tp * model.experts.top_k
+        if share.expert_tp
+        else share.tokens * model.experts.top_k
+    )
     moved = float(rows * model.hidden * share.itemsize * share.ep * copies)
     message = Message("all_to_all", "ep", moved, share.ep, "tokens to experts")
     return [message, message]

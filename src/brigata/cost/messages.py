@@ -75,7 +75,9 @@ def tensor_backward(model: ModelSpec, letter: str, share: Share, keep_gathered: 
         return []
     pairs = _pairs(model, letter, share)
     if not share.sequence_parallel:
-        return [_stream(model, share, "all_reduce", "input's gradient")] * pairs + [*_norm(model, letter, share)]
+        return [_stream(model, share, "all_reduce", "input's gradient")] * pairs + [
+            *_norm(model, letter, share)
+        ]
     messages = [
         _stream(model, share, "all_gather", "output's gradient"),
         _stream(model, share, "reduce_scatter", "input's gradient"),

@@ -206,7 +206,9 @@ def _mamba1(model: ModelSpec, letter: str, share: Share) -> Iterator[Kernel]:
 
 
 def _mla(model: ModelSpec, letter: str, share: Share) -> Iterator[Kernel]:
-    """Latent attention, trained uncompressed; compressions are whole on every rank. Source: arXiv 2405.04434."""
+    """Latent attention, trained uncompressed; compressions are whole on every rank. Source: arXiv
+    2405.04434.
+    """
     mla = model.mla
     assert mla is not None
     heads, query = model.heads // share.tp, mla.nope_dim + mla.rope_dim
@@ -217,7 +219,9 @@ def _mla(model: ModelSpec, letter: str, share: Share) -> Iterator[Kernel]:
         yield Product(share.tokens, heads * query, mla.q_rank, itemsize=share.itemsize)
     yield Product(share.tokens, heads * (mla.nope_dim + mla.value_dim), mla.kv_rank, itemsize=share.itemsize)
     yield Elementwise("heads", 4.0 * share.tokens * heads * query * share.itemsize)
-    yield from core(share, heads, heads, (query + mla.value_dim) // 2, None)  # the mean has as many operations
+    yield from core(
+        share, heads, heads, (query + mla.value_dim) // 2, None
+    )  # the mean has as many operations
     yield Product(share.tokens, model.hidden, heads * mla.value_dim, itemsize=share.itemsize)
 
 

@@ -14,7 +14,7 @@ class ClusterSpec(Section):
     """The machine or machines that a job runs on."""
 
     preset: str = "local"
-    """``local`` is this machine, whatever it is; or a described device (``brigata devices``), for planning."""
+    """``local`` is this machine; or, for planning, a described device (``brigata devices``)."""
     devices: int | None = Field(default=None, gt=0)
     """Number of ranks. Omitted: as many as the layout needs."""
     node_devices: int | None = Field(default=None, gt=0)
@@ -56,7 +56,9 @@ class ClusterSpec(Section):
         device = self.device
         if self.node_devices is None:
             return device.domain_devices
-        return max(self.node_devices, device.domain_devices if device.domain_devices > device.node_devices else 0)
+        return max(
+            self.node_devices, device.domain_devices if device.domain_devices > device.node_devices else 0
+        )
 
     @property
     def network(self) -> float:

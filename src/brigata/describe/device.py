@@ -78,19 +78,19 @@ class CollectiveCurve(Section):
 class Curves(Section):
     """Fitted shares; what is absent has the default of its kind."""
 
-    product: dict[Precision, ProductCurve] = {}
+    product: dict[Precision, ProductCurve] = Field(default_factory=dict)
     attention: AttentionCurve = AttentionCurve()
-    grouped: dict[Precision, ProductCurve] = {}
+    grouped: dict[Precision, ProductCurve] = Field(default_factory=dict)
     """Products of experts."""
     stream: StreamCurve = StreamCurve()
     scan: ScanCurve = ScanCurve()
-    collective: dict[str, CollectiveCurve] = {}
+    collective: dict[str, CollectiveCurve] = Field(default_factory=dict)
     network_share: float = Field(default=0.8, gt=0)
     """Share of the network's rate that large messages between nodes reach."""
     network_us: float = Field(default=15.0, ge=0)
     """Time of the smallest message between nodes (microseconds)."""
     sustained: float = Field(default=1.0, gt=0)
-    """Speed of products in hours of training, as a share of that in seconds of measurement: the power limit."""
+    """Speed of products in hours of training, as a share of that in a short measurement: the power limit."""
 
 
 class DeviceSpec(Section):
@@ -134,11 +134,18 @@ class DeviceSpec(Section):
         wider = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "tf32", "tf32": "fp32", "fp64": "fp32"}
         while precision not in self.peak_tflops:
             precision = wider[precision]
-        return self.peak_tflops[precision] * 1e12  # type: ignore[index]
+        return self.peak_tflops[precision] * 1e12
 
     def curve(self, precision: str, grouped: bool = False) -> ProductCurve:
         """The curve of products of ``precision``, or the nearest that was fitted."""
-        nearest = {"fp4": "fp8", "fp8": "bf16", "fp16": "bf16", "tf32": "bf16", "fp32": "bf16", "fp64": "bf16"}
+        nearest = {
+            "fp4": "fp8",
+            "fp8": "bf16",
+            "fp16": "bf16",
+            "tf32": "bf16",
+            "fp32": "bf16",
+            "fp64": "bf16",
+        }
         curves = (self.curves.grouped if grouped else {}) or self.curves.product
         while precision not in curves and precision in nearest:
             precision = nearest[precision]

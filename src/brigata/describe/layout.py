@@ -26,7 +26,7 @@ class Layout(Section):
     cut by ZeRO inside a group, gradients are summed over the groups too (hybrid sharded data parallelism,
     HSDP)."""
     sequence_parallel: bool = True
-    """Under tp, the residual stream between units is cut over the ranks as well. ``false`` is for planning."""
+    """Under tp, the residual stream between units is cut over the ranks too. ``false`` is for planning."""
     expert_tp: int | None = Field(default=None, gt=0)
     """Ranks over which one expert's width is cut. Default: tp."""
     cp_method: Literal["ring", "gather", "ulysses"] = "ring"
@@ -43,8 +43,8 @@ class Layout(Section):
     offload: Literal["none", "optimizer", "activations"] = "none"
     """What lies in the host's memory."""
     zero: Literal[0, 1, 2, 3] = 2
-    """What dp ranks share out: 0 nothing (planning only), 1 optimizer state, 2 gradients as well, 3 parameters
-    as well."""
+    """What dp ranks share out: 0 nothing (planning only), 1 optimizer state, 2 gradients as well, 3
+    parameters as well."""
     zero_engine: Literal["brigata", "fsdp2"] = "brigata"
     """Who runs data parallelism: our engine, or PyTorch's ``fully_shard`` (stages 2 and 3)."""
     slice_by_owner: bool = True

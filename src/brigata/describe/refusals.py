@@ -81,8 +81,8 @@ def _planned(job: Job) -> Iterator[str]:
         )
     if layout.pp > 1 and schedule == "dualpipe-v" and job.accumulation < 2 * layout.pp:
         yield (
-            f"layout.schedule = 'dualpipe-v' needs {2 * layout.pp} micro-batches for layout.pp = {layout.pp}, "
-            f"not {job.accumulation}; use a smaller workload.micro_batch or '1f1b'"
+            f"layout.schedule = 'dualpipe-v' needs {2 * layout.pp} micro-batches for layout.pp = "
+            f"{layout.pp}, not {job.accumulation}; use a smaller workload.micro_batch or '1f1b'"
         )
     if model.experts is not None:
         if model.experts.count % layout.ep:

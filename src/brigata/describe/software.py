@@ -28,8 +28,8 @@ class SoftwareSpec(Section):
     bf16_gradient_bytes: float | None = Field(default=None, gt=0)
     """The same in bf16, where it differs (DeepSpeed keeps an fp32 sum beside the bf16 gradient)."""
     optimizer_bytes: float = Field(default=12.0, gt=0)
-    """Bytes of optimizer state for a parameter: master and two moments in fp32 (arXiv 1910.02054, section 3.1);
-    DeepSpeed keeps an fp32 copy of the own gradients, 16."""
+    """Bytes of optimizer state for a parameter: master and two moments in fp32 (arXiv 1910.02054, section
+    3.1); DeepSpeed keeps an fp32 copy of the own gradients too, 16."""
     overlap_gradients: bool = True
     """Gradients are summed while the last micro-batch's backward still runs."""
     overlap_tensor: bool = True

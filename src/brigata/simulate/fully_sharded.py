@@ -20,8 +20,8 @@ def gather_and_scatter(costs: StageCosts, stage: Passes) -> Exposed:
     """What the messages of a pipeline rank's units add to each pass over a micro-batch.
 
     ZeRO-3 gathers parameters for the forward and again for the backward of every micro-batch; gradients are
-    scattered every micro-batch from ZeRO-2 on (Rajbhandari et al., arXiv 1910.02054). ZeRO-2's parameters come
-    back once a step. The first gather and the last scatter have nothing beside them.
+    scattered every micro-batch from ZeRO-2 on (Rajbhandari et al., arXiv 1910.02054). ZeRO-2's parameters
+    come back once a step. The first gather and the last scatter have nothing beside them.
     """
     arrangement = costs.arrangement
     job, share = arrangement.job, arrangement.share
@@ -31,7 +31,10 @@ def gather_and_scatter(costs: StageCosts, stage: Passes) -> Exposed:
     gather = scatter = 0.0
     largest = 0.0
     for letter in model.pattern:
-        for held, ranks in ((dense_held(model, letter, share), inside), (routed_held(model, letter, share), routed)):
+        for held, ranks in (
+            (dense_held(model, letter, share), inside),
+            (routed_held(model, letter, share), routed),
+        ):
             if not held or ranks == 1:
                 continue
             weights, gradients = held * share.itemsize, held * arrangement.software.gradient_bytes

@@ -1,6 +1,6 @@
 """One optimizer step, assembled: stages under their pipeline schedule, then what follows it."""
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from brigata.cost.messages import Message
@@ -150,9 +150,9 @@ def _after(costs: StageCosts, passes: list[Passes], pipeline: PipelineTimes) -> 
 
 def _breakdown(
     arrangement: Arrangement, passes: list[Passes], span: float, rank: int
-) -> Counter[str]:
+) -> defaultdict[str, float]:
     """Seconds of the pipeline by kind on ``rank``: its work, and the bubble."""
-    times: Counter[str] = Counter()
+    times: defaultdict[str, float] = defaultdict(float)
     count = arrangement.job.accumulation
     for number, stage in enumerate(passes):
         if rank_of(arrangement, number) == rank:

@@ -77,7 +77,9 @@ def _states(arrangement: Arrangement, held: Held) -> dict[str, float]:
 
     lora = job.train.trained == "lora"
     wide = item >= 4  # parameters are their own masters
-    optimizer = 0.0 if lora or job.layout.offload == "optimizer" else (8.0 if wide else software.optimizer_bytes)
+    optimizer = (
+        0.0 if lora or job.layout.offload == "optimizer" else (8.0 if wide else software.optimizer_bytes)
+    )
     return {
         "parameters": item * share(3),
         "gradients": 0.0 if lora else _gradient_bytes(arrangement) * share(2),
@@ -109,7 +111,7 @@ def _kept(arrangement: Arrangement, units: str) -> float:
 
 
 def _working(arrangement: Arrangement, units: str) -> float:
-    """What the widest unit's backward needs beside what is kept: its gradients, and what it computed again."""
+    """What the widest unit's backward needs beside what is kept: gradients, and what it computed again."""
     share, model = arrangement.share, arrangement.job.model
     widest = max((unit_activations(model, letter, share) for letter in set(units)), default=0.0)
     again = 1.4 if arrangement.job.layout.recompute == "full" else 0.5

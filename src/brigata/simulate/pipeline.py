@@ -53,7 +53,8 @@ class PipelineTimes:
     def spans(self) -> tuple[tuple[float, float], ...]:
         """By rank, when its first action begins and its last one ends."""
         return tuple(
-            (self.finished[own[0]] - self.seconds[own[0] - 1], self.finished[own[-1]]) for own in self.flat.entries
+            (self.finished[own[0]] - self.seconds[own[0] - 1], self.finished[own[-1]])
+            for own in self.flat.entries
         )
 
     @cached_property

@@ -17,7 +17,9 @@ from brigata.simulate.memory import MemoryUse, memory_of
 
 Tier = Literal["specification", "micro-measurements", "anchored"]
 """What a prediction rests on: published rates only, curves fitted to measurements, or a run of this job."""
-CONVENTION = "6 operations a parameter and token but for the embedding, and causal attention's seen pairs; 3 x forward"
+CONVENTION = (
+    "6 operations a parameter and token but for the embedding, and causal attention's seen pairs; 3 x forward"
+)
 """How model operations are counted for MFU; HFU counts recomputation too."""
 ANCHORED = (0.95, 1.06)
 """Interval of an anchored prediction: what two runs of one job differ by, and a little."""
@@ -133,8 +135,15 @@ def predict(job: Job, anchor: Path | None = None) -> Prediction:
 def _model_flops(arrangement: Arrangement) -> float:
     """Of a whole step: 3 x forward, in bf16's attention convention, over all ranks."""
     job, share = arrangement.job, arrangement.share
-    alone = replace(share, length=job.workload.seq_len, keys=job.workload.seq_len, tp=1, ep=1, expert_tp=None,
-                    fused_attention=True)
+    alone = replace(
+        share,
+        length=job.workload.seq_len,
+        keys=job.workload.seq_len,
+        tp=1,
+        ep=1,
+        expert_tp=None,
+        fused_attention=True,
+    )
     units = sum(
         job.model.pattern.count(letter) * flops(unit_forward(job.model, letter, alone))
         for letter in set(job.model.pattern)
@@ -151,7 +160,7 @@ def _accuracy() -> dict[str, list[float]]:
 
 
 def interval_of(job: Job) -> tuple[float, float]:
-    """The interval of the nearest validated rows: those of the same software, wider on an unmeasured device."""
+    """The interval of the nearest validated rows, the same software's; wider on an unmeasured device."""
     known = _accuracy()
     low, high = known.get(job.cluster.software, known["all"])
     wider = 1.0 if job.cluster.device.fitted else 1.5
@@ -166,7 +175,8 @@ def _anchored(folder: Path, job: Job) -> float:
         measured = float(summary["median_step_time_s"])
     except (OSError, KeyError, ValueError) as error:
         raise JobError(
-            f"--anchor {str(folder)!r} is no finished run ({type(error).__name__}); name a folder of `brigata train`"
+            f"--anchor {str(folder)!r} is no finished run ({type(error).__name__}); "
+            "name a folder of `brigata train`"
         ) from None
     same = ran.model_copy(update={"cluster": job.cluster})
     return measured / iterate(Arrangement.of(same)).seconds

@@ -1,6 +1,6 @@
 """Seconds of each stage's forward, input gradients and weight gradients, by what they are spent on."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +29,7 @@ LOSS_LAUNCHES = 20
 class Pass:
     """One direction of a unit or stage: seconds by kind, operations, and kernels that the host launches."""
 
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     flops: float = 0.0
     launches: int = 0
 
@@ -82,7 +82,9 @@ class StageCosts:
             total.add(self.units[letter], times)
         if self.arrangement.job.layout.recompute == "full":
             total.again = Pass()
-            for letter, times in Counter(stages[number][: self.arrangement.recomputed(stages[number])]).items():
+            for letter, times in Counter(
+                stages[number][: self.arrangement.recomputed(stages[number])]
+            ).items():
                 total.again.add(self.units[letter].again, times)
         if number == 0:
             total.add(self.embedding)
@@ -123,8 +125,7 @@ class StageCosts:
             self._book(passes.forward, kernel, precision)
             for gradient in backward_of(kernel, weights=False):
                 self._book(passes.input_gradient, gradient, precision)
-            learned = isinstance(kernel, Grouped) or (isinstance(kernel, Product) and kernel.learned)
-            if learned and weights:
+            if weights and (isinstance(kernel, Grouped) or (isinstance(kernel, Product) and kernel.learned)):
                 self._book(passes.weight_gradient, kernel.weight_gradient, precision)
         return passes
 
@@ -133,7 +134,9 @@ class StageCosts:
         if isinstance(kernel, Product) and not kernel.learned:
             chosen = self._wide
         if isinstance(kernel, Elementwise):
-            kernel = Elementwise(kernel.what, kernel.bytes * self.arrangement.software.elementwise, kernel.flops)
+            kernel = Elementwise(
+                kernel.what, kernel.bytes * self.arrangement.software.elementwise, kernel.flops
+            )
         part.seconds[KINDS[type(kernel)]] += self._kernel_seconds(kernel, chosen)
         part.flops += kernel.flops if not isinstance(kernel, Elementwise) else 0.0
         part.launches += 1
@@ -195,7 +198,9 @@ class StageCosts:
         """Seconds of a collective of this job's groups."""
         cluster = self.arrangement.job.cluster
         near = self.arrangement.per_domain(self.arrangement.stride[message.axis], message.ranks)
-        network = cluster.network * (self.arrangement.software.network if message.what == "parameters" else 1.0)
+        network = cluster.network * (
+            self.arrangement.software.network if message.what == "parameters" else 1.0
+        )
         return collective_seconds(self.arrangement.device, message, near, network)
 
     def _paced(self, passes: Passes) -> Passes:

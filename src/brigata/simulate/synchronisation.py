@@ -8,7 +8,7 @@ from brigata.simulate.arrangement import Arrangement
 from brigata.simulate.stages import StageCosts
 
 OPTIMIZER_BYTES = 26.0
-"""Read and written for each parameter by Adam: master, two moments (24), the 16-bit copy (2); the gradient more."""
+"""Read and written for each parameter by Adam: master and two moments (24), the 16-bit copy (2)."""
 
 
 @dataclass(frozen=True)

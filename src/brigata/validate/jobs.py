@@ -9,14 +9,17 @@ from brigata.describe.presets import MODEL_PRESETS
 from brigata.validate import rules
 from brigata.validate.devices import device_of
 from brigata.validate.least_recompute import with_least_recompute
-from brigata.validate.tables import Refused, Row
+from brigata.validate.tables import RefusedRowError, Row
+
+PLAIN_KINDS = ("", "dense", "dense_lora", "moe", "dense (ALiBi)", "dense (parallel residual, rotary)")
+"""Kinds of models whose shape a table's columns say."""
 
 
 def job_of(row: Row) -> Job:
     """The job that a row measured.
 
     Raises:
-        Refused: a needed field is missing, or what it describes is not modelled.
+        RefusedRowError: a needed field is missing, or what it describes is not modelled.
     """
     software = rules.software_of(row)
     layout, workload = _spread(row, software)
@@ -31,13 +34,20 @@ def job_of(row: Row) -> Job:
     train: dict[str, Any] = {"precision": rules.precision_of(row)}
     if "lora" in row.text("arch") or "lora" in row.text("notes").lower():
         train["trained"] = "lora"
-    data = {"version": 1, "model": model_of(row), "cluster": cluster, "workload": workload, "layout": layout, "train": train}
+    data = {
+        "version": 1,
+        "model": model_of(row),
+        "cluster": cluster,
+        "workload": workload,
+        "layout": layout,
+        "train": train,
+    }
     try:
         job = parse_job(data, run=False)
     except JobError as error:
-        raise Refused(error.refusals[0]) from None
+        raise RefusedRowError(error.refusals[0]) from None
     if job.ranks != devices:
-        raise Refused(f"tp * cp * pp * dp = {job.ranks} is not gpus = {devices}")
+        raise RefusedRowError(f"tp * cp * pp * dp = {job.ranks} is not gpus = {devices}")
     return with_least_recompute(job) if rules.recompute_is_open(row, software) else job
 
 
@@ -50,12 +60,17 @@ def _spread(row: Row, software: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if micro is None:
         steps = row.number("grad_accum")
         if steps is None:
-            raise Refused("micro_batch is missing")
+            raise RefusedRowError("micro_batch is missing")
         micro = batch / dp / steps
     recompute, layers = rules.recompute_of(row, software)
     schedule, stages = rules.schedule_of(row, row.count("vpp"))
     layout: dict[str, Any] = {
-        "tp": tp, "pp": pp, "cp": cp, "dp": dp, "recompute": recompute, "zero": rules.zero_of(row),
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "dp": dp,
+        "recompute": recompute,
+        "zero": rules.zero_of(row),
         "sequence_parallel": rules.sequence_parallel_of(row, software, tp),
     }
     if layers is not None:
@@ -78,24 +93,33 @@ def model_of(row: Row) -> dict[str, Any]:
     if preset is not None and preset in MODEL_PRESETS:
         layers = row.number("layers")
         return _cut(MODEL_PRESETS[preset], preset, None if layers is None else int(layers))
-    if preset is not None or not arch.startswith(("dense", "moe")) or arch not in ("dense", "dense_lora", "moe"):
-        if arch not in ("", "dense (ALiBi)", "dense (parallel residual, rotary)"):
-            raise Refused(f"the shape of {row.text('model')!r} (arch = {arch!r}) is not in the row and no preset")
+    if preset is not None or arch not in PLAIN_KINDS:
+        raise RefusedRowError(
+            f"the shape of {row.text('model')!r} (arch = {arch!r}) is not in the row and no preset"
+        )
     hidden, heads, layers = row.need("hidden"), row.need("heads"), row.need("layers")
     plain = rules.is_plain(row)
     if row.number("ffn") is None and not plain:
-        raise Refused("ffn is missing")
+        raise RefusedRowError("ffn is missing")
     model: dict[str, Any] = {
-        "hidden": hidden, "heads": heads, "kv_heads": row.count("kv_heads", heads),
-        "ffn": row.count("ffn", 4 * hidden), "vocab": rules.vocabulary_of(row),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": row.count("kv_heads", heads),
+        "ffn": row.count("ffn", 4 * hidden),
+        "vocab": rules.vocabulary_of(row),
         "pattern": f"(*-){layers}",
     }
     if hidden % heads or hidden // heads % 2:
         model["head_dim"] = round(hidden / heads / 2) * 2
     if plain:
         tied = "nemotron" not in row.text("model").lower()
-        model |= {"mlp": "gelu_tanh", "norm": "layernorm", "positions": "learned", "tie_embeddings": tied,
-                  "max_positions": row.need("seq_len")}
+        model |= {
+            "mlp": "gelu_tanh",
+            "norm": "layernorm",
+            "positions": "learned",
+            "tie_embeddings": tied,
+            "max_positions": row.need("seq_len"),
+        }
     if arch == "moe":
         model["pattern"] = f"(*E){layers}"
         model["experts"] = {"count": row.need("experts"), "top_k": row.need("topk"), "ffn": model["ffn"]}
@@ -112,5 +136,5 @@ def _cut(keys: dict[str, Any], preset: str, layers: int | None) -> dict[str, Any
     if layers is None or layers in (len(whole), len(units)):
         return {"preset": preset}
     if layers > len(whole):
-        raise Refused(f"layers = {layers} is more than the {len(whole)} of {preset}")
+        raise RefusedRowError(f"layers = {layers} is more than the {len(whole)} of {preset}")
     return {"preset": preset, "pattern": "".join(whole[:layers])}

@@ -9,7 +9,7 @@ from brigata.describe.job import Job
 from brigata.simulate.prediction import Prediction, predict
 from brigata.validate.jobs import job_of
 from brigata.validate.memory_kinds import measured_bytes, predicted_bytes
-from brigata.validate.tables import Refused, Row
+from brigata.validate.tables import RefusedRowError, Row
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def predict_rows(rows: Iterable[Row], seen: Callable[[], None] = lambda: None) -
     for row in rows:
         try:
             outcomes.predicted.append(_predict(row))
-        except (Refused, JobError) as reason:
+        except (RefusedRowError, JobError) as reason:
             outcomes.refused.append((row, str(reason)))
         seen()
     return outcomes
@@ -84,10 +84,12 @@ def predict_rows(rows: Iterable[Row], seen: Callable[[], None] = lambda: None) -
 def _predict(row: Row) -> Outcome:
     memory = measured_bytes(row)
     if row.text("status") != "oom" and row.measured_s is None and memory is None:
-        raise Refused("neither a time, nor tokens a second with a batch, nor memory is published")
+        raise RefusedRowError("neither a time, nor tokens a second with a batch, nor memory is published")
     job = job_of(row)
     found: Prediction = predict(job)
     use = found.memory[found.fullest]
     ratio = None if memory is None else predicted_bytes(row, use) / memory
     fits = use.total <= job.cluster.device.memory_gb * 1e9
-    return Outcome(row, job, found.seconds, found.seconds * found.low, found.seconds * found.high, ratio, fits)
+    return Outcome(
+        row, job, found.seconds, found.seconds * found.low, found.seconds * found.high, ratio, fits
+    )

@@ -5,7 +5,7 @@ Nothing else is filled: a row that lacks what no rule gives is refused with the 
 
 import re
 
-from brigata.validate.tables import Refused, Row
+from brigata.validate.tables import RefusedRowError, Row
 
 SOFTWARE = (
     (r"zero-bubble", "megatron-2021"),
@@ -24,7 +24,7 @@ OMNI_PATH = 0.2
 """Share of its nominal rate that Omni-Path reached on Jean Zay (measured: stas00/ml-engineering, network)."""
 GENERATIONS = (((26, 5), "megatron-2026"), ((25, 6), "megatron-2025"))
 """NeMo's year and month -> generation: from 25.07 the performance recipes capture CUDA graphs and fuse the
-experts' permutation; from 26.06 they overlap more of it (NeMo Framework and Megatron Bridge release notes)."""
+experts' permutation; from 26.06 they overlap more of it (release notes of NeMo and Megatron Bridge)."""
 PRESETS = {
     "deepseekv3": "deepseek-v3",
     "deepseekv2": "deepseek-v2",
@@ -43,12 +43,36 @@ PRESETS = {
     "llama4scout109b": "llama4-scout",
 }
 """Names of models whose shape does not fit into a table's columns -> their preset."""
-PLAIN_WORDS = ("gpt", "mlm", "zb-", "mpt", "pythia", "nemotron", "bloom", "mt-nlg", "opt", "mcore", "ds-azure")
+PLAIN_WORDS = (
+    "gpt",
+    "mlm",
+    "zb-",
+    "mpt",
+    "pythia",
+    "nemotron",
+    "bloom",
+    "mt-nlg",
+    "opt",
+    "mcore",
+    "ds-azure",
+)
 """Models without a gate in their feed-forwards: GPT-2's shape, and Nemotron's squared ReLU."""
-VOCABULARY = {"gpt": 51200, "mlm": 51200, "zb-": 51200, "ds-azure": 51200, "mcore": 131072, "llama": 32000,
-              "baichuan-": 64000, "baichuan2": 125696, "bloom": 250880, "intern": 103168, "qwen": 151936,
-              "aquila": 100008, "mixtral": 32000}
-"""Words of a model's name -> vocabulary, padded as its framework does (Megatron: to 128 * tp; 50,257 -> 51,200)."""
+VOCABULARY = {
+    "gpt": 51200,
+    "mlm": 51200,
+    "zb-": 51200,
+    "ds-azure": 51200,
+    "mcore": 131072,
+    "llama": 32000,
+    "baichuan-": 64000,
+    "baichuan2": 125696,
+    "bloom": 250880,
+    "intern": 103168,
+    "qwen": 151936,
+    "aquila": 100008,
+    "mixtral": 32000,
+}
+"""Words of a model's name -> vocabulary, padded as its framework does (Megatron: 50,257 -> 51,200)."""
 
 
 def software_of(row: Row) -> str:
@@ -61,14 +85,15 @@ def software_of(row: Row) -> str:
             if name == "deepspeed-2022" and zero_of(row) == 3:
                 return "deepspeed-2021"
             return name
-    raise Refused(f"framework = {row.text('framework')!r} is not known")
+    raise RefusedRowError(f"framework = {row.text('framework')!r} is not known")
 
 
 def _dated(row: Row) -> str:
     found = re.search(r"nemo (\d{2})\.(\d{2})", row.text("stack_date").lower())
-    for since, name in GENERATIONS if found else ():
-        if (int(found[1]), int(found[2])) >= since:
-            return name
+    if found:
+        for since, name in GENERATIONS:
+            if (int(found[1]), int(found[2])) >= since:
+                return name
     return "megatron-2024"
 
 
@@ -85,7 +110,7 @@ def is_plain(row: Row) -> bool:
 
 
 def vocabulary_of(row: Row) -> int:
-    """The vocabulary, from the model's family where the row does not print it; padded under tp, as Megatron does."""
+    """The vocabulary, from the model's family where none is printed; under tp padded as Megatron does."""
     printed, tp = row.number("vocab"), row.count("tp")
     if printed is not None:
         return int(printed) if tp == 1 else -(-int(printed) // (128 * tp)) * 128 * tp
@@ -93,7 +118,7 @@ def vocabulary_of(row: Row) -> int:
     for word, size in VOCABULARY.items():
         if word in name:
             return size
-    raise Refused("vocab is missing")
+    raise RefusedRowError("vocab is missing")
 
 
 def recompute_of(row: Row, software: str) -> tuple[str, int | None]:
@@ -120,7 +145,7 @@ def recompute_of(row: Row, software: str) -> tuple[str, int | None]:
 def recompute_is_open(row: Row, software: str) -> bool:
     """Whether a row leaves open how much is computed again: then it is the least that fits, since it ran.
 
-    NeMo and PAXML do not publish it; FSDP's "selective" checkpoints every so manieth layer.
+    NeMo and PAXML do not publish it; FSDP's "selective" checkpoints every so many layers.
     """
     said = row.text("recompute").lower()
     if software.startswith("xla"):
@@ -129,7 +154,7 @@ def recompute_is_open(row: Row, software: str) -> bool:
 
 
 def zero_of(row: Row) -> int:
-    """The ZeRO stage; where nothing is said plain data parallelism, in Megatron-Core the distributed optimizer."""
+    """The ZeRO stage; where nothing is said 0, in Megatron-Core 1 (the distributed optimizer)."""
     said = row.text("sharding").lower()
     found = re.search(r"zero-?(\d)", said)
     if found:
@@ -142,7 +167,13 @@ def zero_of(row: Row) -> int:
 def precision_of(row: Row) -> str:
     """The products' precision; 16 bits where nothing is said."""
     said = row.text("precision").lower()
-    for word, precision in (("fp4", "fp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32")):
+    for word, precision in (
+        ("fp4", "fp4"),
+        ("fp8", "fp8"),
+        ("bf16", "bf16"),
+        ("fp16", "fp16"),
+        ("fp32", "fp32"),
+    ):
         if word in said:
             return precision
     return "bf16"
@@ -151,19 +182,29 @@ def precision_of(row: Row) -> str:
 def schedule_of(row: Row, stages: int) -> tuple[str, int]:
     """The pipeline's order, and stages a rank."""
     said = row.text("pp_schedule").lower()
-    for word, order in (("zb-1p", "zb-h1"), ("zb-h1", "zb-h1"), ("zb-2p", "zb-h2"), ("zb-h2", "zb-h2"),
-                        ("zbv", "zb-v"), ("zb-v", "zb-v"), ("dualpipev", "dualpipe-v"), ("gpipe", "gpipe")):
+    for word, order in (
+        ("zb-1p", "zb-h1"),
+        ("zb-h1", "zb-h1"),
+        ("zb-2p", "zb-h2"),
+        ("zb-h2", "zb-h2"),
+        ("zbv", "zb-v"),
+        ("zb-v", "zb-v"),
+        ("dualpipev", "dualpipe-v"),
+        ("gpipe", "gpipe"),
+    ):
         if word in said:
             return order, 1
     if "dualpipe" in said:
-        raise Refused(f"pp_schedule = {row.text('pp_schedule')!r} is not modelled")
+        raise RefusedRowError(f"pp_schedule = {row.text('pp_schedule')!r} is not modelled")
     return ("interleaved", stages) if stages > 1 else ("1f1b", 1)
 
 
 def network_of(row: Row) -> float | None:
-    """GB/s a device between nodes, where ``interconnect`` says it: N x R Gb/s per node, or R Gb/s per node."""
+    """GB/s a device between nodes, where ``interconnect`` says N x R Gb/s per node, or R Gb/s per node."""
     said, devices = row.text("interconnect"), row.count("gpus_per_node", 8)
-    if "Omni-Path" in said:  # Jean Zay: all-reduces of 32 and 16 devices measured at a fifth of the adapters' rate
+    if (
+        "Omni-Path" in said
+    ):  # Jean Zay: all-reduces of 32 and 16 devices measured at a fifth of the adapters' rate
         return 50 * OMNI_PATH / devices
     found = re.search(r"(\d+)\s*x\s*(\d+)\s*Gb/s", said)
     if found:
@@ -176,7 +217,7 @@ def network_of(row: Row) -> float | None:
 
 
 def sequence_parallel_of(row: Row, software: str, tp: int) -> bool:
-    """Said, or from Megatron-Core on with tp; before, with selective recomputation only (arXiv 2205.05198)."""
+    """Said, or with tp; in older Megatron with selective recomputation only (arXiv 2205.05198)."""
     said = row.text("seq_parallel").lower()
     if said:
         return said.startswith(("yes", "1", "true", "on"))

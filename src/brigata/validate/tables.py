@@ -11,7 +11,7 @@ NEEDED = ("id", "source_key", "framework", "model")
 """Columns without which a file is no such table."""
 
 
-class Refused(ValueError):
+class RefusedRowError(ValueError):
     """A row that is not predicted, and why."""
 
 
@@ -32,14 +32,14 @@ class Row:
                 try:
                     return float(self.text(column))
                 except ValueError:
-                    raise Refused(f"{column} = {self.text(column)!r} is no number") from None
+                    raise RefusedRowError(f"{column} = {self.text(column)!r} is no number") from None
         return None
 
     def need(self, column: str) -> int:
         """A whole number that the row cannot do without."""
         value = self.number(column)
         if value is None:
-            raise Refused(f"{column} is missing")
+            raise RefusedRowError(f"{column} is missing")
         return int(value)
 
     def count(self, column: str, default: int = 1) -> int:
