@@ -62,7 +62,15 @@ class Arrangement:
         layout = self.job.layout
         cp = layout.tp
         pp = cp * layout.cp * self.job.dp
-        return {"tp": 1, "cp": cp, "dp": cp, "pp": pp, "ep": layout.expert_tp or layout.tp}
+        replica = pp // layout.dp_replicate
+        return {
+            "tp": 1,
+            "cp": cp,
+            "dp": cp,
+            "replica": replica,
+            "pp": pp,
+            "ep": layout.expert_tp or layout.tp,
+        }
 
     @cached_property
     def stages(self) -> tuple[str, ...]:

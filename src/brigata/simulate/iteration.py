@@ -129,14 +129,12 @@ def _after(costs: StageCosts, passes: list[Passes], pipeline: PipelineTimes) -> 
     tied = tied_seconds(costs)
     result = []
     for rank, held in enumerate(held_by_stage(arrangement)):
-        exposed = contention = 0.0
-        if job.layout.zero < 2:
-            travel = sum(costs.message_seconds(m) for m in gradient_messages(arrangement, held))
-            own = [p for number, p in enumerate(passes) if rank_of(arrangement, number) == rank]
-            window = sum(p.again.total + p.input_gradient.total + p.weight_gradient.total for p in own)
-            window += sum(p.forward.total for p in own)  # parameters come back beside the next forward
-            hidden = min(travel, window) * (1 - software.exposed) if software.overlap_gradients else 0.0
-            exposed, contention = travel - hidden, hidden * software.contention
+        travel = sum(costs.message_seconds(m) for m in gradient_messages(arrangement, held))
+        own = [p for number, p in enumerate(passes) if rank_of(arrangement, number) == rank]
+        window = sum(p.again.total + p.input_gradient.total + p.weight_gradient.total for p in own)
+        window += sum(p.forward.total for p in own)  # parameters come back beside the next forward
+        hidden = min(travel, window) * (1 - software.exposed) if software.overlap_gradients else 0.0
+        exposed, contention = travel - hidden, hidden * software.contention
         ends = tied if rank in (0, job.layout.pp - 1) else 0.0
         result.append(
             {

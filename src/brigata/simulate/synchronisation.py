@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from brigata.cost.data_parallel import Shard, Widths, step_messages
 from brigata.cost.held import dense_held, routed_held, table_held
 from brigata.cost.messages import Message
 from brigata.simulate.arrangement import Arrangement
@@ -57,23 +58,20 @@ def replicas(arrangement: Arrangement) -> tuple[int, int]:
     return dense, max(everyone // (layout.ep * arrangement.share.cut_experts), 1)
 
 
+def widths_of(arrangement: Arrangement) -> Widths:
+    """Bytes of parameters and gradients on the wire."""
+    item = arrangement.share.itemsize
+    return Widths(item, item if item >= 4 else arrangement.software.gradient_bytes)
+
+
 def gradient_messages(arrangement: Arrangement, held: Held) -> list[Message]:
     """Messages that sum a rank's gradients and bring back its parameters, once a step."""
-    job, software = arrangement.job, arrangement.software
-    messages = []
     dense, routed = replicas(arrangement)
-    for parameters, ranks in ((held.dense, dense), (held.routed, routed)):
-        if ranks == 1 or not parameters:
-            continue
-        summed = parameters * software.gradient_bytes
-        if job.layout.zero == 0:
-            messages.append(Message("all_reduce", "dp", summed, ranks, "gradients"))
-        else:
-            messages.append(Message("reduce_scatter", "dp", summed, ranks, "gradients"))
-            messages.append(
-                Message("all_gather", "dp", parameters * arrangement.share.itemsize, ranks, "parameters")
-            )
-    return messages
+    groups = arrangement.job.layout.dp_replicate
+    shards = [Shard(held.dense, dense // groups, replicas=groups)]
+    if held.routed:
+        shards.append(Shard(held.routed, routed))
+    return step_messages(shards, arrangement.job.layout.zero, widths_of(arrangement))
 
 
 def optimizer_seconds(arrangement: Arrangement, held: Held) -> float:

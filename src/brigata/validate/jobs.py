@@ -75,6 +75,8 @@ def _spread(row: Row, software: str) -> tuple[dict[str, Any], dict[str, Any]]:
     }
     if layers is not None:
         layout["recompute_layers"] = layers
+    if "hsdp" in row.text("sharding").lower():
+        layout["dp_replicate"] = max(dp // row.count("gpus_per_node", 8), 1)
     if pp > 1:
         layout |= {"schedule": schedule, "virtual_stages": stages}
     if row.count("ep") > 1:
