@@ -60,7 +60,7 @@ DEMO = Path(__file__).parents[1] / "jobs" / "demo.toml"
             "leaves the dtype of its messages to the backend; use blocking or blocking_p2p@fp32",
         ),
         ("layout.overlap=hierarchical:3", "layout.overlap = 'hierarchical:3': 3 ranks a node do not divide"),
-        ("layout.zero=0", "layout.zero = 0 is refused: input should be 1, 2 or 3"),
+        ("layout.zero=0", "layout.zero = 0 is planned only; use layout.zero = 1"),
         ("layout.cp=2", "layout.cp = 2: context parallelism does not run yet; use 1"),
         ("layout.pp=2", "layout.pp = 2: pipeline parallelism does not run yet; use 1"),
         ("layout.dp_replicate=2", "layout.dp_replicate = 2 does not divide layout.dp = 1; use 1"),

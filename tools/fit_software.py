@@ -19,25 +19,13 @@ from scipy.optimize import least_squares
 import brigata.describe
 from brigata.describe.device import DeviceSpec, load_device
 from brigata.describe.job import Job
-from brigata.describe.software import SoftwareSpec, load_software
+from brigata.describe.software import SoftwareSpec, load_software, software_names
 from brigata.simulate.arrangement import Arrangement
 from brigata.simulate.iteration import iterate
 from brigata.validate.jobs import job_of
 from brigata.validate.tables import RefusedRowError, read_rows
 
 PRESETS = Path(brigata.describe.__file__).parent
-FREE = {
-    "megatron-2021": ("host_us", "elementwise"),
-    "deepspeed-2022": ("host_us", "elementwise"),
-    "megatron-2024": ("elementwise", "contention", "exposed", "attention"),
-    "megatron-2025": ("elementwise", "contention", "exposed", "attention"),
-    "megatron-2026": ("elementwise", "contention", "exposed", "attention"),
-    "pytorch-2023": ("elementwise", "contention", "exposed", "attention"),
-    "paxml-2023": ("elementwise", "contention", "exposed"),
-    "xla-2024": ("elementwise", "contention", "exposed", "attention"),
-    "deepspeed-2021": ("elementwise", "exposed", "network"),
-}
-"""The parameters of each generation that are fitted."""
 BOUNDS = {
     "host_us": (0.0, 120.0),
     "elementwise": (0.3, 4.0),
@@ -48,6 +36,7 @@ BOUNDS = {
     "network": (0.02, 1.2),
 }
 PRIOR = {
+    "host_us": (40.0, 30.0),
     "elementwise": (1.0, 0.4),
     "contention": (0.1, 0.15),
     "exposed": (0.2, 0.3),
@@ -105,9 +94,9 @@ class Problem:
 
     def __init__(self, cases: list[Case]) -> None:
         self.cases = cases
-        softwares = [s for s in FREE if any(c.software == s for c in cases)]
+        softwares = [s for s in software_names() if any(c.software == s for c in cases)]
         devices = sorted({c.device for c in cases})
-        self.names = [(s, p) for s in softwares for p in FREE[s]] + [(d, "sustained") for d in devices]
+        self.names = [(s, p) for s in softwares for p in load_software(s).free] + [(d, "sustained") for d in devices]
         self.touched = {
             name: np.array([i for i, c in enumerate(cases) if name[0] in (c.software, c.device)], dtype=int)
             for name in self.names
@@ -228,7 +217,7 @@ def write(problem: Problem, values: np.ndarray) -> None:
         else:
             _set(PRESETS / "software_presets" / f"{place}.toml", parameter, value, None)
     for software, names in sources.items():
-        if software in FREE:
+        if load_software(software).free:
             _set(PRESETS / "software_presets" / f"{software}.toml", "fitted", ", ".join(sorted(names)), None)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from brigata.describe.software import FITTED, load_software
+from brigata.describe.software import load_software
 from brigata.validate.outcome import Outcomes, predict_rows
 from brigata.validate.statistics import KEYS, as_dict, errors_of, grouped, memory_errors, orderings
 from brigata.validate.tables import NEEDED, read_rows
@@ -148,5 +148,5 @@ def _show_parameters(outcomes: Outcomes, console: Console) -> None:
     console.print("\nfitted parameters of the software:", highlight=False)
     for name in grouped(outcomes.timed, KEYS["software"]):
         spec = load_software(name)
-        shown = ", ".join(f"{key} {getattr(spec, key):.3g}" for key in FITTED if key in spec.model_fields_set)
+        shown = ", ".join(f"{key} {getattr(spec, key):.3g}" for key in spec.free)
         console.print(f"  {name:15s} {shown or 'none'}", highlight=False)

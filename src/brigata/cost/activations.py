@@ -9,6 +9,10 @@ from brigata.cost.units import Share
 from brigata.describe.model import ModelSpec
 
 
+ROUTED_BYTES = 40
+"""Of each choice of a token: its expert, its weight before and after scaling, and three orders of rows."""
+
+
 def unit_activations(model: ModelSpec, letter: str, share: Share, keep_gathered: bool = False) -> float:
     """Bytes kept of one unit.
 
@@ -81,7 +85,8 @@ def _mamba(model: ModelSpec, share: Share) -> float:
     assert mamba is not None
     heads, groups = mamba.heads // share.tp, share.groups(mamba.groups)
     inner, mixed, item = heads * mamba.head_dim, groups * mamba.state, share.itemsize
-    states = 4.0 * share.tokens / min(mamba.chunk, share.length) * inner * mamba.state
+    chunk = min(share.chunk or mamba.chunk, share.length)
+    states = 4.0 * share.tokens / chunk * inner * mamba.state
     return share.tokens * ((5 * inner + 4 * mixed + heads) * item + 8 * heads + 4) + states
 
 
@@ -90,10 +95,15 @@ def _experts(model: ModelSpec, share: Share) -> float:
     assert experts is not None
     rows = share.tokens * experts.top_k * share.expert_rows_share
     ffn = experts.ffn / share.cut_experts
-    kept = rows * model.hidden * share.kept + _feed_forward(model, share, rows, ffn) + rows * 8
-    kept += share.tokens * experts.count * 4
+    if share.lean_experts:
+        kept = rows * ffn * share.itemsize * (2 if model.gated else 1)
+    else:
+        kept = rows * model.hidden * share.kept + _feed_forward(model, share, rows, ffn)
+    kept += share.tokens * (experts.count * 4 + experts.top_k * ROUTED_BYTES)
     if experts.shared_ffn:
         kept += _feed_forward(model, share, share.tokens, experts.shared_ffn / share.tp)
+    if experts.shared_gate:
+        kept += share.tokens * (model.hidden * share.itemsize + 8)
     return kept
 
 

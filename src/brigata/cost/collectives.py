@@ -58,7 +58,11 @@ def between_seconds(
         away = sent * (ranks - per_node) / (ranks - 1)
         inside = (sent - away) / (device.link_gbs * 1e9 * curve.share)
         return curve.base_us * 1e-6 + latency * log2(nodes) + max(away / network, inside)
-    rate = min(per_node * network, device.link_gbs * 1e9 * curve.share)
+    inside, outside = device.link_gbs * 1e9 * curve.share, per_node * network
+    rate = min(outside, inside)
+    if operation == "all_reduce":  # by trees: a node sends its sum, and gets the whole, once
+        crossing = 2 * (nodes - 1) / nodes * size
+        rate = sent / max(crossing / outside, sent / inside)
     rounds = (2 if operation == "all_reduce" else 1) * min(nodes - 1, 4 * log2(nodes) if nodes > 1 else 0)
     hops = (curve.base_us + curve.hop_us * max(per_node - 2, 0)) * 1e-6 + rounds * latency
     return hops + (sent + sqrt(sent * curve.half_mb * 1e6)) / rate

@@ -30,6 +30,7 @@ class Share:
         dropout: on attention's probabilities and on each unit's output.
         kept_itemsize: bytes of an element of a product's input that is kept for its weight gradient; None:
             ``itemsize``. In 8 bits, inputs are kept as they were multiplied.
+        lean_experts: an expert's rows are gathered again and its activation is computed again.
     """
 
     sequences: int
@@ -45,6 +46,7 @@ class Share:
     packed: bool = False
     dropout: bool = False
     kept_itemsize: int | None = None
+    lean_experts: bool = False
 
     @property
     def kept(self) -> int:

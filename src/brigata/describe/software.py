@@ -38,6 +38,8 @@ class SoftwareSpec(Section):
     """A rank computes while activations travel to the next stage."""
     overlap_experts: bool = False
     """Tokens travel to experts while other work runs."""
+    lean_experts: bool = False
+    """The backward gathers experts' rows again and computes their activation again."""
     tokens_once_a_node: bool = False
     """A token is sent to a node once, however many of its experts are there (DeepEP)."""
     sequence_parallel: bool = True
@@ -59,12 +61,12 @@ class SoftwareSpec(Section):
     """Fitted: speed of fused attention, relative to the device's curve."""
     network: float = Field(default=1.0, gt=0)
     """Fitted: share of the network that gathering parameters reaches, relative to other messages."""
+    free: tuple[str, ...] = Field(default=(), max_length=4, strict=False)
+    """Names of the parameters that were fitted: at most four; the others are what the software is known to do."""
     fitted: str = ""
     """On which sources."""
 
 
-FITTED = ("host_us", "elementwise", "contention", "exposed", "attention", "network")
-"""The parameters that are fitted."""
 FOLDER = resources.files("brigata.describe.software_presets")
 
 

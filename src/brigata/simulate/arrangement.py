@@ -43,6 +43,7 @@ class Arrangement:
             fused_attention=software.fused_attention,
             packed=software.packed,
             dropout=software.dropout,
+            lean_experts=software.lean_experts,
             kept_itemsize=1 if job.train.precision in ("fp8", "fp4") else None,
         )
 
