@@ -27,9 +27,14 @@ def test_a_device_is_whole_and_its_curves_are_shares(name: str) -> None:
 
 def test_presets_cover_the_published_devices() -> None:
     assert len(device_names()) >= 25 and "cpu" in device_names()
-    assert {"a100-sxm4-80gb", "h100-sxm5-80gb", "gb200-nvl72", "mi300x-192gb", "ascend-910b-64gb", "tpu-v5p"} <= set(
-        device_names()
-    )
+    assert {
+        "a100-sxm4-80gb",
+        "h100-sxm5-80gb",
+        "gb200-nvl72",
+        "mi300x-192gb",
+        "ascend-910b-64gb",
+        "tpu-v5p",
+    } <= set(device_names())
 
 
 @pytest.mark.parametrize("name", FITTED_DEVICES)
@@ -58,7 +63,9 @@ def test_more_work_takes_longer(name: str) -> None:
         ("gb200-nvl72", (4096, 9728, 2048), 1822.0),
     ],
 )
-def test_best_published_products_are_predicted(device: str, shape: tuple[int, int, int], tflops: float) -> None:
+def test_best_published_products_are_predicted(
+    device: str, shape: tuple[int, int, int], tflops: float
+) -> None:
     spec = load_device(device)
     unthrottled = spec.model_copy(update={"curves": spec.curves.model_copy(update={"sustained": 1.0})})
     product = Product(*shape)

@@ -96,7 +96,9 @@ class Problem:
         self.cases = cases
         softwares = [s for s in software_names() if any(c.software == s for c in cases)]
         devices = sorted({c.device for c in cases})
-        self.names = [(s, p) for s in softwares for p in load_software(s).free] + [(d, "sustained") for d in devices]
+        self.names = [(s, p) for s in softwares for p in load_software(s).free] + [
+            (d, "sustained") for d in devices
+        ]
         self.touched = {
             name: np.array([i for i, c in enumerate(cases) if name[0] in (c.software, c.device)], dtype=int)
             for name in self.names

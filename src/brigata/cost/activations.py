@@ -8,7 +8,6 @@ units of ``model``.
 from brigata.cost.units import Share
 from brigata.describe.model import ModelSpec
 
-
 ROUTED_BYTES = 40
 """Of each choice of a token: its expert, its weight before and after scaling, and three orders of rows."""
 

@@ -1,10 +1,11 @@
 """What devices there are."""
 
 from functools import cached_property
+from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from brigata.describe.device import DeviceSpec, device_names, load_device
+from brigata.describe.device import DeviceSpec, device_names, load_device, read_device
 from brigata.describe.errors import one_of
 from brigata.describe.section import Section
 from brigata.describe.software import SoftwareSpec, load_software, software_names
@@ -15,6 +16,8 @@ class ClusterSpec(Section):
 
     preset: str = "local"
     """``local`` is this machine; or, for planning, a described device (``brigata devices``)."""
+    file: str | None = None
+    """TOML file that describes the device instead of a preset, as ``brigata calibrate`` writes it."""
     devices: int | None = Field(default=None, gt=0)
     """Number of ranks. Omitted: as many as the layout needs."""
     node_devices: int | None = Field(default=None, gt=0)
@@ -33,6 +36,13 @@ class ClusterSpec(Section):
             raise ValueError(f"cluster.preset = {name!r} is not known; use local, {one_of(device_names())}")
         return name
 
+    @field_validator("file")
+    @classmethod
+    def _readable(cls, name: str | None) -> str | None:
+        if name is not None:
+            read_device(Path(name))
+        return name
+
     @field_validator("software")
     @classmethod
     def _known_software(cls, name: str) -> str:
@@ -42,7 +52,9 @@ class ClusterSpec(Section):
 
     @cached_property
     def device(self) -> DeviceSpec:
-        """The device; ``local`` is described as ``cpu``."""
+        """The device; ``local`` without a file is described as ``cpu``."""
+        if self.file is not None:
+            return read_device(Path(self.file))
         return load_device("cpu" if self.preset == "local" else self.preset)
 
     @cached_property

@@ -3,9 +3,10 @@
 import tomllib
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from brigata.describe.errors import one_of
 from brigata.describe.section import Section
@@ -159,6 +160,27 @@ FOLDER = resources.files("brigata.describe.devices")
 def device_names() -> tuple[str, ...]:
     """Names of the described devices."""
     return tuple(sorted(file.name[:-5] for file in FOLDER.iterdir() if file.name.endswith(".toml")))
+
+
+def read_device(path: Path) -> DeviceSpec:
+    """A device that a file describes, as ``brigata calibrate`` writes it.
+
+    Raises:
+        ValueError: the file is not there or describes none; one sentence with a way out.
+    """
+    try:
+        return DeviceSpec.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise ValueError(f"cluster.file = {str(path)!r}: {reason}; `brigata calibrate` writes one") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"cluster.file = {str(path)!r} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"cluster.file = {str(path)!r}: {key}: {first['msg'].lower()}; `brigata calibrate` writes a whole one"
+        ) from None
 
 
 @cache

@@ -62,7 +62,7 @@ class SoftwareSpec(Section):
     network: float = Field(default=1.0, gt=0)
     """Fitted: share of the network that gathering parameters reaches, relative to other messages."""
     free: tuple[str, ...] = Field(default=(), max_length=4, strict=False)
-    """Names of the parameters that were fitted: at most four; the others are what the software is known to do."""
+    """Names of the parameters that were fitted, at most four; the others are what it is known to do."""
     fitted: str = ""
     """On which sources."""
 

@@ -51,11 +51,11 @@ def iterate(arrangement: Arrangement) -> Iteration:
     job = arrangement.job
     costs = StageCosts(arrangement)
     passes = _stages(costs)
-    sharded = [gather_and_scatter(costs, stage) for stage in passes] if job.layout.zero >= 2 else []
-    if sharded:
-        for stage, exposed in zip(passes, sharded, strict=True):
-            stage.forward.seconds.update(exposed.forward)
-            stage.input_gradient.seconds.update(exposed.backward)
+    if job.layout.zero >= 2:
+        for stage in {id(stage): stage for stage in passes}.values():  # equal stages are one object
+            exposed = gather_and_scatter(costs, stage)
+            stage.forward.book(exposed.forward)
+            stage.input_gradient.book(exposed.backward)
     times = [
         StageTimes(p.forward.total, p.again.total + p.input_gradient.total, p.weight_gradient.total)
         for p in passes
@@ -70,7 +70,8 @@ def iterate(arrangement: Arrangement) -> Iteration:
     ends = [span + sum(parts.values()) for span, parts in zip(spans, after, strict=True)]
     last = max(range(len(ends)), key=ends.__getitem__)
     breakdown = _breakdown(arrangement, passes, spans[last], last)
-    breakdown.update(after[last])
+    for kind, part in after[last].items():
+        breakdown[kind] += part
     flops = sum(
         p.forward.flops + p.again.flops + p.input_gradient.flops + p.weight_gradient.flops for p in passes
     )

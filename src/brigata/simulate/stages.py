@@ -1,7 +1,7 @@
 """Seconds of each stage's forward, input gradients and weight gradients, by what they are spent on."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -35,10 +35,14 @@ class Pass:
 
     def add(self, other: "Pass", times: int = 1) -> None:
         """Add another pass, ``times`` over."""
-        for kind, seconds in other.seconds.items():
-            self.seconds[kind] += times * seconds
+        self.book({kind: times * seconds for kind, seconds in other.seconds.items()})
         self.flops += times * other.flops
         self.launches += times * other.launches
+
+    def book(self, seconds: Mapping[str, float]) -> None:
+        """Add seconds by kind."""
+        for kind, part in seconds.items():
+            self.seconds[kind] += part
 
     @property
     def total(self) -> float:

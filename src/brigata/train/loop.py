@@ -50,7 +50,8 @@ class _Run:
 def train(job: Job, out: Path, device: torch.device) -> None:
     """Train ``job``'s model in the process group that is already there; rank 0 writes into ``out``.
 
-    Leaves ``metrics.jsonl``, ``summary.json``, ``report.html`` and the trained weights in ``checkpoint``.
+    Leaves ``job.json``, ``metrics.jsonl``, ``summary.json``, ``report.html`` and the trained weights in
+    ``checkpoint``.
 
     Raises:
         JobError: the world does not fit the layout, or the data is too short.
@@ -66,6 +67,8 @@ def train(job: Job, out: Path, device: torch.device) -> None:
     phases = Phases(device, model.evidence)
     run = _Run(job, model, tokenizer, optimizer, batches, phases, device, mesh["dp"].get_local_rank())
     metrics = MetricsFile(out / "metrics.jsonl") if main else None
+    if main:
+        (out / "job.json").write_text(job.model_dump_json(indent=1) + "\n", encoding="utf-8")
     console = Console()
     with TrainingProgress(console, job.name, job.train.steps, shown=main) as progress:
         first_traced, last_traced = job.train.trace_steps or (-1, -1)
