@@ -42,7 +42,7 @@ class Widths:
 def model_shards(
     model: ModelSpec, share: Share, dense: int, routed: int, replicas: int = 1
 ) -> Iterator[Shard]:
-    """A whole model's, unit by unit, then its tables; ``dense``, ``routed``: ranks that hold the same of each."""
+    """A whole model's, unit by unit, then its tables; ``dense``, ``routed``: ranks that hold the same."""
     inside = dense // replicas
     for letter in model.pattern:
         yield Shard(dense_held(model, letter, share), inside, True, replicas)

@@ -179,7 +179,8 @@ def read_device(path: Path) -> DeviceSpec:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise ValueError(
-            f"cluster.file = {str(path)!r}: {key}: {first['msg'].lower()}; `brigata calibrate` writes a whole one"
+            f"cluster.file = {str(path)!r}: {key}: {first['msg'].lower()}; "
+            "`brigata calibrate` writes a whole one"
         ) from None
 
 
