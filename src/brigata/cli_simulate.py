@@ -1,6 +1,7 @@
 """The commands that predict: `simulate` and `devices`."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from brigata.describe.device import device_names, load_device
+from brigata.describe.errors import JobError
 from brigata.describe.job import load_job
 from brigata.describe.software import load_software, software_names
+from brigata.simulate.inference import Serving, serve_times
 from brigata.simulate.prediction import CONVENTION, Prediction, predict
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job.")]
@@ -37,9 +40,22 @@ def simulate_command(
 ) -> None:
     """Predict how long a step takes, where the time goes, and whether it fits. Starts nothing.
 
+    A job with a `[serve]` section is served instead of trained: first token, tokens, throughput, caches.
+
     Example: `brigata simulate jobs/llama3-405b.toml --set layout.recompute=selective`
     """
-    found = predict(load_job(job_file, overrides or [], run=False), anchor)
+    job = load_job(job_file, overrides or [], run=False)
+    if job.serve is not None:
+        if trace is not None or anchor is not None:
+            raise JobError(
+                "--trace and --anchor are for training steps; remove them, or [serve] from the job"
+            )
+        served = serve_times(job)
+        show_serving(served, Console())
+        if json_file is not None:
+            json_file.write_text(json.dumps(served.as_dict(), indent=2) + "\n", encoding="utf-8")
+        return
+    found = predict(job, anchor)
     show_prediction(found, Console())
     if json_file is not None:
         json_file.write_text(json.dumps(found.as_dict(), indent=2) + "\n", encoding="utf-8")
@@ -101,7 +117,37 @@ def show_prediction(found: Prediction, console: Console) -> None:
     console.print(f"MFU counts {CONVENTION}.", style="dim", highlight=False, soft_wrap=False)
 
 
-def _bars(parts: dict[str, float], whole: float, unit: "typer.models.Callable[[float], str]") -> Table:  # type: ignore[name-defined]
+def show_serving(served: Serving, console: Console) -> None:
+    """First token, tokens, throughput, where the time goes, and how many sequences fit."""
+    job, spec = served.job, served.spec
+    head = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    devices = job.layout.tp * job.layout.pp
+    replicas = f"{job.dp} x tp {job.layout.tp} x pp {job.layout.pp}"
+    head.add_row("job", f"{job.name}: {replicas} on {job.cluster.preset}, {job.cluster.software}")
+    head.add_row(
+        "requests", f"{spec.prompt:,} tokens in, {spec.output:,} out, {spec.batch} at a time, {spec.mode}"
+    )
+    head.add_row("first token", seconds(served.ttft_s))
+    head.add_row("each token", f"{seconds(served.tpot_s)}, a request {seconds(served.latency_s)}")
+    each = served.tokens_per_s / job.dp / devices
+    head.add_row("speed", f"{served.tokens_per_s:,.0f} tokens/s, {each:,.0f} a device")
+    room = gigabytes(max(served.memory_bytes - served.parameter_bytes, 0.0))
+    head.add_row(
+        "memory",
+        f"{gigabytes(served.parameter_bytes)} of parameters, {room} for caches of {gigabytes(served.sequence_bytes)}",
+    )
+    head.add_row("capacity", f"{served.capacity:,} sequences")
+    console.print(head, highlight=False)
+    for name, step in (("A prefill", served.prefill), ("A decoding step", served.decode)):
+        console.print(f"\n[bold]{name}[/bold]: {seconds(step.seconds)}", highlight=False)
+        console.print(_bars(step.breakdown, step.seconds, seconds), highlight=False)
+    style, verdict = ("green", "fits") if served.fits else ("red", "does not fit")
+    console.print(
+        f"[{style}]{verdict}[/{style}]: {spec.batch} of {served.capacity:,} sequences", highlight=False
+    )
+
+
+def _bars(parts: dict[str, float], whole: float, unit: Callable[[float], str]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(justify="right")

@@ -13,7 +13,15 @@ from rich.table import Table
 
 from brigata.describe.software import load_software
 from brigata.validate.outcome import Outcomes, predict_rows
-from brigata.validate.statistics import KEYS, as_dict, errors_of, grouped, memory_errors, orderings
+from brigata.validate.statistics import (
+    KEYS,
+    as_dict,
+    errors_of,
+    grouped,
+    memory_errors,
+    orderings,
+    served_groups,
+)
 from brigata.validate.tables import NEEDED, read_rows
 
 COLUMNS = (
@@ -104,6 +112,7 @@ def show_outcomes(outcomes: Outcomes, console: Console, refused: bool) -> None:
         )
     _show_order(outcomes, console)
     _show_memory(outcomes, console)
+    _show_served(outcomes, console)
     _show_parameters(outcomes, console)
     reasons = Counter(reason for _, reason in outcomes.refused)
     console.print(
@@ -142,6 +151,19 @@ def _show_memory(outcomes: Outcomes, console: Console) -> None:
             "predicted not to",
             highlight=False,
         )
+
+
+def _show_served(outcomes: Outcomes, console: Console) -> None:
+    if not outcomes.served:
+        return
+    table = Table(title="\nInference", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("software, figure, device", "figures", "mean", "median", "90 %", "bias"):
+        table.add_column(column, justify="left" if "," in column else "right")
+    for group, rows in served_groups(outcomes).items():
+        found = errors_of(rows)
+        sizes = (f"{value:.1%}" for value in (found.mape, found.median_ape, found.p90_ape))
+        table.add_row(group, str(found.rows), *sizes, f"{found.bias:+.1%}")
+    console.print(table, highlight=False)
 
 
 def _show_parameters(outcomes: Outcomes, console: Console) -> None:

@@ -17,7 +17,7 @@ ALIGNED, UNALIGNED = 8, 0.3
 Multiplication Background", tensor core requirements; the rate is that of tables with 50,257 tokens."""
 SHARPNESS = 4.0
 """How suddenly a product turns from compute-bound to memory-bound: exponent of a p-norm."""
-PRECISIONS = {8: "fp64", 4: "fp32", 2: "bf16", 1: "fp8"}
+PRECISIONS: dict[float, str] = {8: "fp64", 4: "fp32", 2: "bf16", 1: "fp8"}
 """Precision of an itemsize, where none is named."""
 
 
@@ -90,8 +90,8 @@ def kernel_seconds(device: DeviceSpec, kernel: Kernel, precision: str | None = N
             chosen = precision or PRECISIONS[kernel.itemsize]
             peak = device.peak(chosen) * device.curves.sustained
             curve = device.curve(chosen, grouped=True)
-            filled = min(kernel.experts, kernel.rows)
-            shape = (max(kernel.rows // filled, 1), kernel.n, kernel.k)
+            filled = max(round(kernel.reached), 1)
+            shape = (-(-kernel.rows // filled), kernel.n, kernel.k)
             return product_seconds(device, curve, shape, filled, kernel.bytes, peak)
         case Attention():
             wide = "bf16" if precision in ("fp8", "fp4") else precision or PRECISIONS[kernel.itemsize]

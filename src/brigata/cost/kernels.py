@@ -18,7 +18,7 @@ class Product:
     n: int
     k: int
     count: int = 1
-    itemsize: int = 2
+    itemsize: float = 2
     learned: bool = True
 
     @property
@@ -50,7 +50,7 @@ class Grouped:
     n: int
     k: int
     experts: int
-    itemsize: int = 2
+    itemsize: float = 2
 
     @property
     def flops(self) -> float:
@@ -59,9 +59,14 @@ class Grouped:
 
     @property
     def bytes(self) -> float:
-        """Bytes read and written; every expert's weight is read, if there are rows for it."""
-        weights = min(self.experts, self.rows) * self.n * self.k
+        """Bytes read and written; the weights of experts that nobody chose stay where they are."""
+        weights = self.reached * self.n * self.k
         return float(self.itemsize * (self.rows * (self.n + self.k) + weights))
+
+    @property
+    def reached(self) -> float:
+        """Experts that some row chose, where every choice is as likely: E (1 - (1 - 1/E)^R)."""
+        return self.experts * (1.0 - (1.0 - 1.0 / self.experts) ** self.rows)
 
     @property
     def input_gradient(self) -> "Grouped":
@@ -88,6 +93,7 @@ class Attention:
         window: keys that a query sees at most; None: all earlier ones.
         backward: the backward pass.
         itemsize: bytes of an element.
+        values_are_keys: values are the keys' leading elements, read with them (latent attention, compressed).
     """
 
     sequences: int
@@ -98,7 +104,8 @@ class Attention:
     head_dim: int
     window: int | None = None
     backward: bool = False
-    itemsize: int = 2
+    itemsize: float = 2
+    values_are_keys: bool = False
 
     @property
     def pairs(self) -> float:
@@ -119,7 +126,8 @@ class Attention:
     @property
     def bytes(self) -> float:
         """Bytes of Q, K, V and the result; backward of these, their gradients and the result's."""
-        elements = self.queries * self.heads + self.keys * self.kv_heads
+        keys = self.keys * self.kv_heads / (2 if self.values_are_keys else 1)
+        elements = self.queries * self.heads + keys
         passes = 4 if self.backward else 2
         return float(passes * self.itemsize * self.sequences * elements * self.head_dim)
 
@@ -146,7 +154,7 @@ class Scan:
     groups: int
     chunk: int
     backward: bool = False
-    itemsize: int = 2
+    itemsize: float = 2
 
     @property
     def flops(self) -> float:

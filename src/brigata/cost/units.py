@@ -30,6 +30,7 @@ class Share:
         dropout: on attention's probabilities and on each unit's output.
         kept_itemsize: bytes of an element of a product's input that is kept for its weight gradient; None:
             ``itemsize``. In 8 bits, inputs are kept as they were multiplied.
+        compressed: latent attention runs on the compressed keys and values, as decoding does.
         lean_experts: an expert's rows are gathered again and its activation is computed again.
     """
 
@@ -47,6 +48,7 @@ class Share:
     dropout: bool = False
     kept_itemsize: int | None = None
     lean_experts: bool = False
+    compressed: bool = False
 
     @property
     def kept(self) -> int:
@@ -208,9 +210,7 @@ def _mamba1(model: ModelSpec, letter: str, share: Share) -> Iterator[Kernel]:
 
 
 def _mla(model: ModelSpec, letter: str, share: Share) -> Iterator[Kernel]:
-    """Latent attention, trained uncompressed; compressions are whole on every rank. Source: arXiv
-    2405.04434.
-    """
+    """Latent attention, decoded compressed; compressions are whole on every rank (arXiv 2405.04434)."""
     mla = model.mla
     assert mla is not None
     heads, query = model.heads // share.tp, mla.nope_dim + mla.rope_dim
@@ -219,11 +219,17 @@ def _mla(model: ModelSpec, letter: str, share: Share) -> Iterator[Kernel]:
     yield Elementwise("norm", 2.0 * share.tokens * (mla.q_rank + mla.kv_rank) * share.itemsize)
     if mla.q_rank:
         yield Product(share.tokens, heads * query, mla.q_rank, itemsize=share.itemsize)
-    yield Product(share.tokens, heads * (mla.nope_dim + mla.value_dim), mla.kv_rank, itemsize=share.itemsize)
     yield Elementwise("heads", 4.0 * share.tokens * heads * query * share.itemsize)
-    yield from core(
-        share, heads, heads, (query + mla.value_dim) // 2, None
-    )  # the mean has as many operations
+    if share.compressed:
+        sizes = (share.sequences, share.length, share.keys, heads, 1, mla.kv_rank + mla.rope_dim)
+        yield Product(share.tokens, mla.kv_rank, mla.nope_dim, heads, share.itemsize)
+        yield Attention(*sizes, itemsize=share.itemsize, values_are_keys=True)
+        yield Product(share.tokens, mla.value_dim, mla.kv_rank, heads, share.itemsize)
+    else:
+        mean = (query + mla.value_dim) // 2  # of keys' and values' width: as many operations
+        up = heads * (mla.nope_dim + mla.value_dim)
+        yield Product(share.tokens, up, mla.kv_rank, itemsize=share.itemsize)
+        yield from core(share, heads, heads, mean, None)
     yield Product(share.tokens, model.hidden, heads * mla.value_dim, itemsize=share.itemsize)
 
 

@@ -13,6 +13,7 @@ from brigata.describe.layout import Layout
 from brigata.describe.model import ModelSpec
 from brigata.describe.refusals import find_refusals
 from brigata.describe.section import Section
+from brigata.describe.serve import ServeSpec
 from brigata.describe.train import TrainSpec
 from brigata.describe.workload import Workload
 
@@ -29,6 +30,8 @@ class Job(Section):
     workload: Workload
     layout: Layout
     train: TrainSpec = TrainSpec()
+    serve: ServeSpec | None = None
+    """What is served (planning only)."""
 
     @property
     def dp(self) -> int:

@@ -23,7 +23,8 @@ MOST_RANKS = 64
 def find_refusals(job: Job, run: bool = True) -> list[str]:
     """All reasons why ``job`` cannot run, or (``run`` false) cannot be planned, one sentence each."""
     if not run:
-        return [*_layout(job), *_planned(job), *_ranks(job), *_batch(job)]
+        batch = () if job.serve is not None else _batch(job)
+        return [*_layout(job), *_planned(job), *_ranks(job), *batch]
     return [*_not_there_yet(job), *_layout(job), *_model(job), *_ranks(job), *_batch(job), *_train(job)]
 
 
@@ -54,6 +55,8 @@ def _not_there_yet(job: Job) -> Iterator[str]:
         yield f"cluster.preset = {job.cluster.preset!r} is described, not here; use cluster.preset = 'local'"
     if job.train.precision in ("fp16", "fp8", "fp4"):
         yield f"train.precision = {job.train.precision!r} is planned only; use bf16"
+    if job.serve is not None:
+        yield "[serve] is planned only; remove it, or use `brigata simulate`"
     if job.train.trained != "all":
         yield f"train.trained = {job.train.trained!r} is planned only; use 'all'"
 

@@ -9,6 +9,7 @@ from brigata.describe.job import Job
 from brigata.simulate.prediction import Prediction, predict
 from brigata.validate.jobs import job_of
 from brigata.validate.memory_kinds import measured_bytes, predicted_bytes
+from brigata.validate.serving import compared, is_serving, serving_of
 from brigata.validate.tables import RefusedRowError, Row
 
 
@@ -51,11 +52,28 @@ class Outcome:
         return log(1 + self.error)
 
 
+@dataclass(frozen=True)
+class Served:
+    """One figure of an inference row: ``what`` it is, measured and predicted (seconds)."""
+
+    row: Row
+    job: Job
+    what: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted / self.measured - 1
+
+
 @dataclass
 class Outcomes:
     """All rows of some tables."""
 
     predicted: list[Outcome] = field(default_factory=list)
+    served: list[Served] = field(default_factory=list)
     refused: list[tuple[Row, str]] = field(default_factory=list)
 
     @property
@@ -74,11 +92,22 @@ def predict_rows(rows: Iterable[Row], seen: Callable[[], None] = lambda: None) -
     outcomes = Outcomes()
     for row in rows:
         try:
-            outcomes.predicted.append(_predict(row))
+            if is_serving(row):
+                outcomes.served += _serve(row)
+            else:
+                outcomes.predicted.append(_predict(row))
         except (RefusedRowError, JobError) as reason:
             outcomes.refused.append((row, str(reason)))
         seen()
     return outcomes
+
+
+def _serve(row: Row) -> list[Served]:
+    serving = serving_of(row)
+    figures = compared(row, serving)
+    if not figures:
+        raise RefusedRowError("neither latency_ms, ttft_ms nor tpot_ms is published")
+    return [Served(row, serving.job, what, *both) for what, both in figures.items()]
 
 
 def _predict(row: Row) -> Outcome:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from brigata.validate.outcome import Outcome, Outcomes
+from brigata.validate.outcome import Outcome, Outcomes, Served
 
 SMALLEST_GROUP = 6
 """Layouts of one model on one cluster that are worth putting in order."""
@@ -34,7 +34,7 @@ class Errors:
         }
 
 
-def errors_of(outcomes: Sequence[Outcome]) -> Errors:
+def errors_of(outcomes: Sequence[Outcome | Served]) -> Errors:
     """Errors of rows that have a time; all zero of none."""
     if not outcomes:
         return Errors(0, 0.0, 0.0, 0.0, 0.0)
@@ -160,14 +160,23 @@ def memory_errors(outcomes: Outcomes) -> MemoryErrors:
     )
 
 
+def served_groups(outcomes: Outcomes) -> dict[str, list[Served]]:
+    """Figures of inference by software, kind of figure and device."""
+    groups: dict[str, list[Served]] = defaultdict(list)
+    for served in outcomes.served:
+        groups[f"{served.job.cluster.software} {served.what} {served.job.cluster.preset}"].append(served)
+    return dict(sorted(groups.items()))
+
+
 def as_dict(outcomes: Outcomes) -> dict[str, Any]:
     """For ``--json``."""
     timed = outcomes.timed
     everything = errors_of(timed).as_dict()
     memory = memory_errors(outcomes)
+    served_rows = {served.row.id for served in outcomes.served}
     return {
-        "rows": len(outcomes.predicted) + len(outcomes.refused),
-        "simulated": len(outcomes.predicted),
+        "rows": len(outcomes.predicted) + len(served_rows) + len(outcomes.refused),
+        "simulated": len(outcomes.predicted) + len(served_rows),
         "refused": [{"id": row.id, "reason": reason} for row, reason in outcomes.refused],
         **{key: value for key, value in everything.items() if key != "rows"},
         **{
@@ -176,6 +185,7 @@ def as_dict(outcomes: Outcomes) -> dict[str, Any]:
         },
         "ordering": [ordering.__dict__ for ordering in orderings(timed)],
         "memory": memory.__dict__,
+        "inference": {name: errors_of(rows).as_dict() for name, rows in served_groups(outcomes).items()},
         "predictions": [
             {"id": o.row.id, "measured": o.measured, "predicted": o.predicted, "low": o.low, "high": o.high}
             for o in outcomes.predicted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from brigata.describe.errors import JobError
 
-NEEDED = ("id", "source_key", "framework", "model")
+NEEDED = ("id", "source_key", "model")
 """Columns without which a file is no such table."""
 
 
