@@ -112,7 +112,7 @@ def test_every_family_is_served(preset: str) -> None:
 
 
 def test_published_tokens_are_near() -> None:
-    """Llama 3.1 70B, fp8, two H200, vLLM: 14.2 ms a token at 4 x (1,024 in, 8,192 out) (aiconfigurator silicon)."""
+    """Llama 3.1 70B, fp8, two H200, vLLM: 14.2 ms a token, 4 x (1,024 in, 8,192 out); aiconfigurator."""
     row = Row(
         {
             "id": "one",

@@ -47,9 +47,7 @@ def simulate_command(
     job = load_job(job_file, overrides or [], run=False)
     if job.serve is not None:
         if trace is not None or anchor is not None:
-            raise JobError(
-                "--trace and --anchor are for training steps; remove them, or [serve] from the job"
-            )
+            raise JobError("--trace and --anchor are for training steps; remove them, or the job's [serve]")
         served = serve_times(job)
         show_serving(served, Console())
         if json_file is not None:
@@ -134,7 +132,8 @@ def show_serving(served: Serving, console: Console) -> None:
     room = gigabytes(max(served.memory_bytes - served.parameter_bytes, 0.0))
     head.add_row(
         "memory",
-        f"{gigabytes(served.parameter_bytes)} of parameters, {room} for caches of {gigabytes(served.sequence_bytes)}",
+        f"{gigabytes(served.parameter_bytes)} of parameters, {room} for caches of "
+        f"{gigabytes(served.sequence_bytes)}",
     )
     head.add_row("capacity", f"{served.capacity:,} sequences")
     console.print(head, highlight=False)
