@@ -43,6 +43,7 @@ LIKE = {
     "gh200-sxm-96-144gb": "h200-sxm-141gb",
     "h20-sxm-96gb": "h100-sxm5-80gb",
     "h100-96gb-hbm2e-500w": "h100-sxm5-80gb",
+    "gb200-nvl72": "b200-sxm-180gb",
     "gb300-nvl72": "gb200-nvl72",
     "b300-sxm-288gb": "b200-sxm-180gb",
 }
