@@ -32,6 +32,10 @@ NAMES = {
 """Names of models in tables of inference, without their maker -> preset."""
 
 
+LARGEST_TP = 16
+"""Ranks over which one replica of a dense model was ever served; tables count experts' ranks in ``tp`` beyond."""
+
+
 def is_serving(row: Row) -> bool:
     """Whether a row is of inference."""
     return bool(row.text("engine"))
@@ -66,6 +70,8 @@ def serving_job(row: Row) -> Job:
     }
     layout: dict[str, Any] = {"tp": tp, "pp": pp, "dp": 1, "zero": 0, "sequence_parallel": False}
     model = _model(row)
+    if tp > LARGEST_TP:
+        raise RefusedRowError(f"tp = {tp} over nodes does not say how attention is cut")
     if row.count("attention_dp") > 1 or row.count("dp") > 1:
         raise RefusedRowError("attention under data parallelism is not modelled")
     if "experts" in model or model.get("preset") in ("deepseek-v3",):
