@@ -217,12 +217,14 @@ def write(problem: Problem, values: np.ndarray) -> None:
     for (place, parameter), value in zip(problem.names, values, strict=True):
         if parameter == "sustained":
             for name in [place, *[d for d, g in GENERATION.items() if g == place]]:
-                _set(PRESETS / "devices" / f"{name}.toml", parameter, value, "[curves]")
+                set_value(PRESETS / "devices" / f"{name}.toml", parameter, value, "[curves]")
         else:
-            _set(PRESETS / "software_presets" / f"{place}.toml", parameter, value, None)
+            set_value(PRESETS / "software_presets" / f"{place}.toml", parameter, value, None)
     for software, names in sources.items():
         if load_software(software).free:
-            _set(PRESETS / "software_presets" / f"{software}.toml", "fitted", ", ".join(sorted(names)), None)
+            set_value(
+                PRESETS / "software_presets" / f"{software}.toml", "fitted", ", ".join(sorted(names)), None
+            )
 
 
 def write_intervals(problem: Problem, values: np.ndarray) -> None:
@@ -243,7 +245,8 @@ def write_intervals(problem: Problem, values: np.ndarray) -> None:
     target.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _set(path: Path, key: str, value: float | str, section: str | None) -> None:
+def set_value(path: Path, key: str, value: float | str, section: str | None) -> None:
+    """Set a key of a TOML file, at its top level or in a section."""
     text = path.read_text(encoding="utf-8")
     line = f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value:.4g}"
     if "." not in line and not isinstance(value, str) and "e" not in line:

@@ -52,7 +52,8 @@ class SoftwareSpec(Section):
     host_us: float = Field(default=6.0, ge=0)
     """Fitted: time of the host to launch a kernel (microseconds): no kernel follows another sooner."""
     elementwise: float = Field(default=1.0, gt=0)
-    """Fitted: bytes of norms, activations and additions, relative to each operand once."""
+    """Fitted: bytes of norms, activations and additions, relative to each operand once; in serving, where
+    little is left of their bytes, the time to start them, relative to the device's."""
     contention: float = Field(default=0.1, ge=0)
     """Fitted: by which share of it work is slower while messages travel beside it."""
     exposed: float = Field(default=0.2, ge=0, le=1)
@@ -61,6 +62,10 @@ class SoftwareSpec(Section):
     """Fitted: speed of fused attention, relative to the device's curve."""
     network: float = Field(default=1.0, gt=0)
     """Fitted: share of the network that gathering parameters reaches, relative to other messages."""
+    messages: float = Field(default=1.0, gt=0)
+    """Fitted: time of a collective when serving, relative to the device's curve (engines bring their own)."""
+    overhead_us: float = Field(default=0.0, ge=0)
+    """Fitted: time of the host between two decoding steps: sampling, scheduling (microseconds)."""
     free: tuple[str, ...] = Field(default=(), max_length=4, strict=False)
     """Names of the parameters that were fitted, at most four; the others are what it is known to do."""
     fitted: str = ""

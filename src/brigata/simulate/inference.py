@@ -71,6 +71,15 @@ class Serving:
         waiting = self.prefill.seconds * busy / (2 * (1 - busy))
         return self.prefill.seconds + waiting + self.decode.seconds
 
+    def mean_ttft_s(self, requests_each: int) -> float:
+        """The same averaged over a load test whose clients all begin at once and send so many requests each.
+
+        In the first round a prompt waits for half of the others.
+        """
+        if self.spec.mode == "static":
+            return self.ttft_s
+        return self.ttft_s + (self.spec.batch - 1) / 2 * self.prefill.seconds / requests_each
+
     @property
     def _between(self) -> float:
         """Seconds of decoding between two prompts."""
@@ -160,6 +169,7 @@ class _Clock:
         if pp > 1:
             stream = Message("send", "pp", float(share.tokens * model.hidden * 2 / share.tp), 2, "boundary")
             total["messages"] += (pp - 1) * self._message(stream)
+        total["between steps"] += self.arrangement.software.overhead_us * 1e-6
         return Step(dict(total))
 
     def batch(self, sequences: int, length: int, keys: int) -> Step:
@@ -187,9 +197,12 @@ class _Clock:
                 kernel = replace(kernel, itemsize=serve.weight_bytes)
             elif isinstance(kernel, Attention):
                 kernel, precision = replace(kernel, itemsize=serve.cache_bytes), "bf16"
-            elif isinstance(kernel, Elementwise):
-                kernel = Elementwise(kernel.what, kernel.bytes * software.elementwise)
-            times[KINDS[type(kernel)]] += kernel_seconds(self.arrangement.device, kernel, precision)
+            seconds = kernel_seconds(self.arrangement.device, kernel, precision)
+            if isinstance(kernel, Elementwise):  # fused or not, the bytes move
+                seconds += (
+                    (software.elementwise - 1.0) * self.arrangement.device.curves.stream.launch_us * 1e-6
+                )
+            times[KINDS[type(kernel)]] += seconds
             launches += 1
         times["host"] += max(launches * software.host_us * 1e-6 - sum(times.values()), 0.0)
         return times
@@ -197,13 +210,20 @@ class _Clock:
     def _message(self, message: Message) -> float:
         arrangement = self.arrangement
         near = arrangement.per_domain(arrangement.stride[message.axis], message.ranks)
-        return collective_seconds(arrangement.device, message, near, arrangement.job.cluster.network)
+        seconds = collective_seconds(arrangement.device, message, near, arrangement.job.cluster.network)
+        return seconds * arrangement.software.messages
 
 
 def serve_times(job: Job) -> Serving:
     """Predict how ``job``, which has a ``[serve]`` section, is served."""
+    return serve_on(Arrangement.of(job))
+
+
+def serve_on(arrangement: Arrangement) -> Serving:
+    """The same of what is arranged."""
+    job = arrangement.job
     assert job.serve is not None
-    arrangement, serve, model = Arrangement.of(job), job.serve, job.model
+    serve, model = job.serve, job.model
     clock = _Clock(arrangement, serve)
     together = serve.batch if serve.mode == "static" else 1
     prefill = clock.batch(together, serve.prompt, serve.prompt)
