@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from brigata.cli_calibrate import calibrate_command
 from brigata.cli_convert import convert_app, generate_command
 from brigata.cli_models import models_command
 from brigata.cli_simulate import devices_command, simulate_command
@@ -34,6 +35,7 @@ app.command("generate")(generate_command)
 app.command("models")(models_command)
 app.command("simulate")(simulate_command)
 app.command("devices")(devices_command)
+app.command("calibrate")(calibrate_command)
 app.command("validate")(validate_command)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job.")]

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from brigata.cost.collectives import inside_seconds
 from brigata.cost.curves import attention_seconds, kernel_seconds, product_seconds
-from brigata.cost.kernels import Attention, Elementwise, Grouped, Kernel, Product, Scan
+from brigata.cost.kernels import Attention, Kernel, Product, Scan
 from brigata.describe.device import (
     AttentionCurve,
     CollectiveCurve,
-    Curves,
     DeviceSpec,
     ProductCurve,
     ScanCurve,
@@ -22,7 +22,7 @@ from brigata.describe.device import (
 Parameters = dict[str, float]
 ROBUST = 0.1
 """Relative error beyond which a measurement counts less."""
-GRID, STARTS, STEPS = 3, 3, 40
+GRID, STARTS, STEPS = 5, 6, 40
 """Values a parameter on the coarse grid, best points of it that are refined, and steps of a refinement."""
 
 
@@ -67,7 +67,8 @@ def fit(
     target = np.log(np.asarray(measured))
 
     def errors(point: np.ndarray) -> np.ndarray:
-        return np.log(np.asarray(predict(_named(keys, point)))) - target
+        off: np.ndarray = np.log(np.asarray(predict(_named(keys, point)))) - target
+        return off
 
     marks = (np.arange(GRID) + 0.5) / GRID
     grid = [low + (high - low) * np.array(place) for place in product(marks, repeat=len(keys))]
@@ -123,16 +124,16 @@ def fit_products(
         curve = ProductCurve(**parameters)
         return [product_seconds(device, curve, (k.m, k.n, k.k), k.count, k.bytes, peak) for k in kernels]
 
-    bounds = {"rate": (0.2, 1.3), "launch_us": (0.2, 100.0), "memory": (0.02, 4.0), "tile": (0.01, 2.0)}
+    bounds = {"rate": (0.2, 1.3), "launch_us": (0.2, 200.0), "memory": (0.02, 4.0), "tile": (0.01, 2.0)}
     return fit(f"product {precision}", bounds, predict, measured)
 
 
-def fit_grouped(device: DeviceSpec, kernels: Sequence[Sequence[Grouped]], measured: Sequence[float]) -> Fit:
-    """Feed-forwards of experts in fp32, each some grouped products."""
+def fit_grouped(device: DeviceSpec, kernels: Sequence[Sequence[Kernel]], measured: Sequence[float]) -> Fit:
+    """Feed-forwards of experts in fp32: grouped products, and work by the device's fitted stream curve."""
     return _fit_kernels(
         "grouped fp32",
         {"rate": (0.05, 1.3), "launch_us": (0.2, 2000.0), "memory": (0.02, 4.0), "tile": (0.01, 2.0)},
-        lambda parameters: Curves(grouped={"fp32": ProductCurve(**parameters)}),
+        lambda parameters: {"grouped": {"fp32": ProductCurve(**parameters)}},
         device,
         kernels,
         measured,
@@ -156,29 +157,34 @@ def fit_scan(device: DeviceSpec, kernels: Sequence[Scan], measured: Sequence[flo
     return _fit_kernels(
         "scan",
         {"processor_tflops": (1e-4, 2.0), "memory": (0.01, 2.0), "launch_us": (1.0, 20000.0)},
-        lambda parameters: Curves(scan=ScanCurve(**parameters)),
+        lambda parameters: {"scan": ScanCurve(**parameters)},
         device,
         [[kernel] for kernel in kernels],
         measured,
     )
 
 
-def fit_stream(device: DeviceSpec, kernels: Sequence[Elementwise], measured: Sequence[float]) -> Fit:
-    """Additions, norms and activations."""
+def fit_stream(device: DeviceSpec, kernels: Sequence[Sequence[Kernel]], measured: Sequence[float]) -> Fit:
+    """Norms, activations and additions, timed together."""
     return _fit_kernels(
         "stream",
         {"memory": (0.02, 4.0), "launch_us": (0.2, 500.0)},
-        lambda parameters: Curves(stream=StreamCurve(**parameters)),
+        lambda parameters: {"stream": StreamCurve(**parameters)},
         device,
-        [[kernel] for kernel in kernels],
+        kernels,
         measured,
     )
+
+
+def with_curves(device: DeviceSpec, curves: dict[str, Any]) -> DeviceSpec:
+    """``device`` with some of its curves replaced."""
+    return device.model_copy(update={"curves": device.curves.model_copy(update=curves)})
 
 
 def _fit_kernels(
     name: str,
     bounds: dict[str, tuple[float, float]],
-    curves: Callable[[Parameters], Curves],
+    curves: Callable[[Parameters], dict[str, Any]],
     device: DeviceSpec,
     kernels: Sequence[Sequence[Kernel]],
     measured: Sequence[float],
@@ -186,7 +192,7 @@ def _fit_kernels(
     """Cases of one or more kernels each, in fp32."""
 
     def predict(parameters: Parameters) -> list[float]:
-        described = device.model_copy(update={"curves": curves(parameters)})
+        described = with_curves(device, curves(parameters))
         return [sum(kernel_seconds(described, kernel, "fp32") for kernel in case) for case in kernels]
 
     return fit(name, bounds, predict, measured)
@@ -205,6 +211,6 @@ def fit_collective(
         curve = CollectiveCurve(**parameters, hop_us=parameters["base_us"])
         return [inside_seconds(device, curve, operation, size, 2) for size in sizes]
 
-    bounds = {"base_us": (1.0, 5000.0), "share": (0.02, 4.0), "half_mb": (1e-4, 30.0)}
+    bounds = {"base_us": (1.0, 5000.0), "share": (0.02, 4.0), "half_mb": (1e-3, 4.0)}
     found = fit(operation, bounds, predict, measured)
     return replace(found, parameters=found.parameters | {"hop_us": found.parameters["base_us"]})

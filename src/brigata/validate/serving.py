@@ -34,7 +34,7 @@ NAMES = {
 LARGEST_TP = 8
 """Of a mixture of experts; beyond, tables count experts' ranks in ``tp``, and attention's layout is open."""
 REQUESTS_EACH = 10
-"""Requests that each client of a load test sends, one behind the other, all beginning at once; as InferenceMAX."""
+"""Requests that each client of a load test sends in turn, all clients beginning at once (as InferenceMAX)."""
 
 
 def is_serving(row: Row) -> bool:
