@@ -69,6 +69,8 @@ def test_no_torch_is_imported() -> None:
         ("layout.schedule=1f1b", "layout.schedule = '1f1b' has one stage a rank"),
         ("layout.ep=2", "layout.ep = 2, and model.pattern has no experts; use layout.ep = 1"),
         ("layout.virtual_stages=99", "layout.pp * layout.virtual_stages = 792 is more than the 252 units"),
+        ("layout.recompute_layers=2", "layout.recompute_layers = 2 goes with layout.recompute = 'full'"),
+        ("layout.cp=3", "layout.cp = 3 does not divide workload.seq_len = 8192; use 8193 tokens"),
         ("workload.micro_batch=3", "workload.micro_batch = 3 does not divide"),
     ],
 )

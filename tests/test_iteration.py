@@ -64,6 +64,7 @@ LAYOUTS = [
     {"tp": 4, "recompute": "selective"},
     {"pp": 4, "recompute": "full", "recompute_layers": 2},
     {"dp": 8, "offload": "optimizer"},
+    {"tp": 2, "pp": 2, "offload": "activations"},
 ]
 
 
@@ -165,6 +166,13 @@ def test_frozen_weights_have_no_gradient_and_no_optimizer() -> None:
     whole, adapters = (simulate_iteration(job({"dp": 8}, train__trained=what)) for what in ("all", "lora"))
     assert adapters.breakdown["optimizer"] == 0.0 < whole.breakdown["optimizer"]
     assert 0.6 < adapters.seconds / whole.seconds < 0.8
+    assert adapters.breakdown["exposed dp"] == 0.0 < whole.breakdown["exposed dp"]
+
+
+def test_activations_in_the_hosts_memory_cost_time_where_the_link_is_slow() -> None:
+    kept, moved = (simulate_iteration(job({"tp": 2, "offload": what})) for what in ("none", "activations"))
+    assert moved.seconds == pytest.approx(kept.seconds + moved.breakdown["exposed offload"])
+    assert moved.breakdown["exposed offload"] > 0
 
 
 def test_fewer_bits_are_faster() -> None:

@@ -69,6 +69,19 @@ def _planned(job: Job) -> Iterator[str]:
             f"layout.tp = {layout.tp} does not divide model.heads = {model.heads}; "
             f"use {one_of(divisors(model.heads))}"
         )
+    if layout.recompute_layers is not None and layout.recompute != "full":
+        yield (
+            f"layout.recompute_layers = {layout.recompute_layers} goes with layout.recompute = 'full', not "
+            f"{layout.recompute!r}; use layout.recompute = 'full'"
+        )
+    if job.workload.seq_len % layout.cp:
+        more = -(-job.workload.seq_len // layout.cp) * layout.cp
+        yield (
+            f"layout.cp = {layout.cp} does not divide workload.seq_len = {job.workload.seq_len}; "
+            f"use {more} tokens"
+        )
+    if job.serve is not None and layout.cp > 1:
+        yield f"layout.cp = {layout.cp} is not modelled in serving; use layout.cp = 1"
     stages = layout.pp * layout.virtual_stages
     units = len(model.pattern)
     if stages > units:

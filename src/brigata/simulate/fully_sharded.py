@@ -33,6 +33,8 @@ def gather_and_scatter(costs: StageCosts, stage: Passes) -> Exposed:
         (forward_messages(shards, job.layout.zero, widths), stage.forward.total, result.forward),
         (backward_messages(shards, job.layout.zero, widths), backward, result.backward),
     ):
+        if job.train.trained == "lora":  # frozen parameters are gathered, their gradients do not exist
+            messages = [message for message in messages if message.operation == "all_gather"]
         travel = _seconds(costs, messages) / job.layout.pp
         hidden = min(travel, beside) * (1 - software.exposed)
         into["exposed dp"] = travel - hidden

@@ -9,6 +9,7 @@ from brigata.schedule.pipeline.build import build_pipeline
 from brigata.schedule.pipeline.programs import PipelineSchedule
 from brigata.simulate.arrangement import Arrangement
 from brigata.simulate.fully_sharded import gather_and_scatter
+from brigata.simulate.memory import kept_bytes
 from brigata.simulate.pipeline import PipelineTimes, StageTimes, time_pipeline
 from brigata.simulate.stages import Passes, StageCosts
 from brigata.simulate.synchronisation import (
@@ -56,6 +57,8 @@ def iterate(arrangement: Arrangement) -> Iteration:
             exposed = gather_and_scatter(costs, stage)
             stage.forward.book(exposed.forward)
             stage.input_gradient.book(exposed.backward)
+    if job.layout.offload == "activations":
+        _wait_for_host_memory(arrangement, passes)
     times = [
         StageTimes(p.forward.total, p.again.total + p.input_gradient.total, p.weight_gradient.total)
         for p in passes
@@ -77,6 +80,17 @@ def iterate(arrangement: Arrangement) -> Iteration:
     )
     flops *= job.accumulation / job.layout.pp
     return Iteration(ends[last], dict(breakdown), flops, schedule, pipeline, passes)
+
+
+def _wait_for_host_memory(arrangement: Arrangement, passes: list[Passes]) -> None:
+    """Activations go to the host's memory beside the forward and come back beside the backward."""
+    for stage, units in {
+        id(stage): (stage, units) for stage, units in zip(passes, arrangement.stages, strict=True)
+    }.values():
+        travel = kept_bytes(arrangement, units) / (arrangement.device.host_gbs * 1e9)
+        backward = stage.again.total + stage.input_gradient.total + stage.weight_gradient.total
+        stage.forward.book({"exposed offload": max(travel - stage.forward.total, 0.0)})
+        stage.input_gradient.book({"exposed offload": max(travel - backward, 0.0)})
 
 
 def schedule_of(job: Job) -> PipelineSchedule:

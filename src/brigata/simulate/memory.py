@@ -47,7 +47,7 @@ def _rank(arrangement: Arrangement, schedule: PipelineSchedule, rank: int, held:
     states = _states(arrangement, held)
     own = [number for number in range(schedule.stages) if rank_of(arrangement, number) == rank]
     stages = arrangement.stages
-    each = sum(_kept(arrangement, stages[number]) for number in own) / len(own)
+    each = sum(kept_bytes(arrangement, stages[number]) for number in own) / len(own)
     activations = each * held_activations(schedule, rank)
     if arrangement.job.layout.offload == "activations":
         activations = min(activations, 2 * each)
@@ -96,7 +96,7 @@ def _gradient_bytes(arrangement: Arrangement) -> float:
     return software.gradient_bytes
 
 
-def _kept(arrangement: Arrangement, units: str) -> float:
+def kept_bytes(arrangement: Arrangement, units: str) -> float:
     """Bytes that a stage keeps of one micro-batch."""
     job, share, model = arrangement.job, arrangement.share, arrangement.job.model
     gathered = job.layout.keep_gathered and arrangement.job.cluster.software == "brigata"

@@ -65,7 +65,12 @@ def widths_of(arrangement: Arrangement) -> Widths:
 
 
 def gradient_messages(arrangement: Arrangement, held: Held) -> list[Message]:
-    """Messages that sum a rank's gradients and bring back its parameters, once a step."""
+    """Messages that sum a rank's gradients and bring back its parameters, once a step.
+
+    None where adapters alone are trained: theirs are too small to count.
+    """
+    if arrangement.job.train.trained == "lora":
+        return []
     dense, routed = replicas(arrangement)
     groups = arrangement.job.layout.dp_replicate
     shards = [Shard(held.dense, dense // groups, replicas=groups)]
