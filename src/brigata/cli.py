@@ -1,6 +1,7 @@
 """The commands: one thin function each. Heavy imports happen inside, so that help and checks are instant."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -90,10 +91,14 @@ def train(
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the run. Default: runs/NAME-TIME.")
     ] = None,
+    predict: Annotated[
+        bool, typer.Option(help="Afterwards show what was predicted of the step, beside what was measured.")
+    ] = False,
 ) -> None:
     """Train a job's model on local ranks, or as one rank of the world that torchrun or Slurm made.
 
-    Leaves metrics.jsonl, summary.json and report.html in the run's folder.
+    Leaves metrics.jsonl, summary.json and report.html in the run's folder. Predictions rest on the file that
+    `brigata calibrate` wrote and `cluster.file` names, else on an order of magnitude.
 
     Example: `brigata train jobs/demo.toml --set layout.tp=1 --set layout.dp=2`
     """
@@ -101,11 +106,15 @@ def train(
     from brigata.train.launch import RankError, launch
 
     try:
-        launch(job, out)
+        folder = launch(job, out)
     except RankError as failure:
         _fail(str(failure), 1)
     except KeyboardInterrupt:
         _fail("stopped by the user; every rank was ended", 130)
+    if predict and os.environ.get("RANK", "0") == "0":
+        from brigata.measure.predicted import compare_run
+
+        Console().print(compare_run(job, folder), highlight=False)
 
 
 @bench_app.command("overlap")

@@ -1,5 +1,8 @@
 """What was predicted of a run, beside what was measured of it."""
 
+import json
+from pathlib import Path
+
 from rich.table import Table
 
 from brigata.describe.cluster import ClusterSpec
@@ -34,6 +37,13 @@ def compare(job: Job, step_s: float, peak_bytes: int) -> Table:
     table.add_row("step", _ms(found.seconds), _ms(step_s), _ratio(found.seconds, step_s))
     table.add_row("memory", _mib(memory), _mib(peak_bytes), _ratio(memory, peak_bytes))
     return table
+
+
+def compare_run(job: Job, folder: Path) -> Table:
+    """The same of a finished run, from what it left in ``folder``."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    last = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+    return compare(job, summary["median_step_time_s"], json.loads(last)["peak_memory_bytes"])
 
 
 def _ms(seconds: float) -> str:
