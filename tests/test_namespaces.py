@@ -119,6 +119,7 @@ def test_nothing_is_left_after_a_signal(number: signal.Signals) -> None:
         import signal, sys
         from brigata.measure.namespaces import run_ranks, shaped_network
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's children ignore it
         with shaped_network(2, "1gbit") as hosts:
             print("up", flush=True)
             run_ranks(hosts, ["sleep", "60"], timeout_s=60)
